@@ -1,0 +1,253 @@
+//! The allocators: one file or folder each, one trait, one line in the [`registry`].
+//!
+//! # Adding an allocator
+//!
+//! 1. Write `src/alloc/NAME.rs` with a type that implements [`Allocator`].
+//! 2. Give it `build(params, inputs)` that takes every parameter it knows with
+//!    [`Params::take`](spec::Params::take) and ends with [`Params::finish`](spec::Params::finish), so
+//!    that unknown ones are refused.
+//! 3. Add one line to `allocators!` in `src/alloc/registry.rs`.
+//!
+//! The conformance suite (`tests/conformance.rs`) runs on every registered allocator; nothing else has
+//! to be written for the command line, the results or the figures.
+//!
+//! # What an allocator sees
+//!
+//! ```text
+//!   engine ── malloc, free, defer, empty_cache ──> Allocator
+//!                                                     │ everything from outside through Env:
+//!                                                     ├─ device()          driver calls
+//!                                                     ├─ next_completed()  deferred frees that ended
+//!                                                     ├─ wait_completed()  wait for the device
+//!                                                     └─ log()             what it did (may be compiled out)
+//! ```
+//!
+//! An allocator never reads files, clocks or the environment, and never learns of the future.
+//!
+//! # The contract
+//!
+//! Checked after every event by an independent shadow map in tests and with `--paranoid`: no two live
+//! blocks overlap; every live block lies in memory the allocator holds; addresses are multiples of 512
+//! bytes; reserved ≥ active; all bytes come back at the end; after an out-of-memory error the allocator
+//! is consistent and usable; a clone behaves as the original.
+
+pub mod caching;
+pub mod native;
+pub mod registry;
+pub mod spec;
+
+use serde::Serialize;
+
+use crate::device::Device;
+use crate::units::{BlockId, PoolId, StreamId};
+
+/// Every block that an allocator hands out starts at a multiple of this many bytes.
+pub const ALIGNMENT_BYTES: u64 = 512;
+
+/// An allocator's own name for a block it handed out. Dense, reused after the block is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Handle(pub u32);
+
+impl Handle {
+    /// No block: the request was refused.
+    pub const NONE: Handle = Handle(u32::MAX);
+}
+
+/// A request for memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// The block of the trace that it is for; goes into the log only.
+    pub block: BlockId,
+    /// Bytes asked for, not 0.
+    pub size_bytes: u64,
+    /// Stream it is asked on.
+    pub stream: StreamId,
+}
+
+/// The request could not be met.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("out of memory: {size_bytes} bytes asked for")]
+pub struct OutOfMemory {
+    /// The size that could not be had, as the allocator rounded it.
+    pub size_bytes: u64,
+}
+
+/// What an allocator holds at this moment, in bytes. See DESIGN 2 for the words.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Levels {
+    /// Live blocks at their rounded size.
+    pub allocated_bytes: u64,
+    /// Allocated, plus blocks whose memory still waits for another stream.
+    pub active_bytes: u64,
+    /// Physical memory held.
+    pub reserved_bytes: u64,
+}
+
+/// What the allocator did, for the decision log and for comparison.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ActionKind {
+    /// A block was handed out.
+    Alloc,
+    /// The program freed a block.
+    FreeRequested,
+    /// A freed block became reusable.
+    FreeCompleted,
+    /// Device memory obtained.
+    SegmentAlloc,
+    /// Device memory returned.
+    SegmentFree,
+    /// Pages mapped.
+    SegmentMap,
+    /// Pages unmapped.
+    SegmentUnmap,
+    /// A request was refused for good.
+    Oom,
+    /// The program asked to give memory back.
+    EmptyCache,
+    /// The device, or the memory limit, refused a call.
+    DeviceRefused,
+}
+
+/// One entry of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Action {
+    /// What happened.
+    pub kind: ActionKind,
+    /// The block concerned, or [`BlockId::NONE`].
+    pub block: BlockId,
+    /// Ordinal of the segment in order of creation, or `u32::MAX`.
+    pub segment: u32,
+    /// Stream of the block or segment.
+    pub stream: StreamId,
+    /// Offset of the block or page in its segment.
+    pub offset_bytes: u64,
+    /// For blocks what the program asked for, for segments their size, for `Oom` the rounded size.
+    pub size_bytes: u64,
+    /// Address of the block, segment or page; 0 for `Oom`, `EmptyCache` and `DeviceRefused`.
+    pub address: u64,
+}
+
+/// The world around an allocator. Static dispatch: a replay that wants no log pays nothing for it.
+pub trait Env {
+    /// The device.
+    type Device: Device;
+
+    /// Whether [`Self::log`] does anything; allocators may skip preparing actions if not.
+    const LOG: bool;
+
+    /// The device to call.
+    fn device(&mut self) -> &mut Self::Device;
+
+    /// The next deferred block whose use has ended, in the order in which uses ended, or nothing. An
+    /// allocator looks at the start of every malloc.
+    fn next_completed(&mut self) -> Option<Handle>;
+
+    /// Waits for the device: gives every deferred block, one a call, then nothing.
+    fn wait_completed(&mut self) -> Option<Handle>;
+
+    /// Takes an entry for the log.
+    fn log(&mut self, action: Action);
+}
+
+/// A GPU memory allocator. The contract is in the [module docs](self).
+pub trait Allocator: Clone {
+    /// Whether anything but the addresses in the log depends on the addresses that the device gives
+    /// out. If not, the engine may use the cheapest address policy.
+    const ADDRESSES_MATTER: bool;
+
+    /// Hands out a block.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`]; the allocator stays usable.
+    fn malloc<E: Env>(&mut self, env: &mut E, request: Request) -> Result<Handle, OutOfMemory>;
+
+    /// Takes a block back; its memory is reusable at once.
+    fn free<E: Env>(&mut self, env: &mut E, handle: Handle);
+
+    /// The program freed the block, but another stream still uses the memory. It comes back through
+    /// [`Env::next_completed`] or [`Env::wait_completed`].
+    fn defer<E: Env>(&mut self, env: &mut E, handle: Handle);
+
+    /// The program asks to give back what can be given back. Waits for the device.
+    fn empty_cache<E: Env>(&mut self, env: &mut E);
+
+    /// Allocations go to this private pool from here on. Allocators without pools ignore it.
+    fn pool_enter<E: Env>(&mut self, _env: &mut E, _pool: PoolId) {}
+
+    /// The pool is left.
+    fn pool_leave<E: Env>(&mut self, _env: &mut E, _pool: PoolId) {}
+
+    /// The pool's owner lets it go.
+    fn pool_delete<E: Env>(&mut self, _env: &mut E, _pool: PoolId) {}
+
+    /// What it holds now.
+    fn levels(&self) -> Levels;
+
+    /// Size in bytes of the largest free range that could serve a request like this one without a
+    /// device call: same stream and pool. 0 if there is none.
+    fn largest_hole(&self, request: Request) -> u64;
+
+    /// Counters for the results, by name. Always `segment_allocs`, `segment_frees`, `alloc_retries` and
+    /// `ooms`; others as the allocator likes.
+    fn counters(&self) -> Vec<(&'static str, u64)>;
+
+    /// PyTorch's own statistics under PyTorch's names, for allocators that keep them.
+    fn torch_stats(&self) -> Option<Vec<(String, i64)>> {
+        None
+    }
+
+    /// Effective parameters for the results, by name.
+    fn params(&self) -> Vec<(String, String)>;
+
+    /// Calls `visit` for every block in address order, segment by segment, free ones included.
+    fn layout(&self, visit: &mut dyn FnMut(LayoutBlock));
+}
+
+/// What state a block of the layout is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BlockState {
+    /// In the program's hands.
+    Allocated,
+    /// Freed by the program, waiting for another stream.
+    Deferred,
+    /// Free.
+    Free,
+}
+
+/// One block of an allocator's layout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayoutBlock {
+    /// The trace's block, or [`BlockId::NONE`] if free.
+    pub block: BlockId,
+    /// Ordinal of its segment in order of creation.
+    pub segment: u32,
+    /// First address of its segment.
+    pub segment_address: u64,
+    /// First address.
+    pub address: u64,
+    /// Its size in bytes.
+    pub size_bytes: u64,
+    /// What the program asked for; 0 if free.
+    pub requested_bytes: u64,
+    /// The stream it belongs to.
+    pub stream: StreamId,
+    /// Pool that requests must belong to in order to use it: an allocator's own number.
+    pub pool: u32,
+    /// State.
+    pub state: BlockState,
+}
+
+/// What an allocator may know from outside when it is built.
+#[derive(Clone, Debug, Default)]
+pub struct BuildInputs {
+    /// The settings string of the trace or of `--pytorch-conf`.
+    pub settings: Option<String>,
+    /// Memory limit of the allocator in bytes; it never holds more.
+    pub limit_bytes: Option<u64>,
+    /// Total memory that the device reports.
+    pub device_total_bytes: u64,
+    /// Raw handles of the trace's streams, by [`StreamId`].
+    pub stream_handles: Vec<u64>,
+}

@@ -1,0 +1,1 @@
+//! Strings in, text and files out. The only place that prints.

@@ -1,0 +1,167 @@
+//! A device around a device that counts and costs every call and knows what is held.
+
+use std::collections::HashMap;
+
+use serde::Serialize;
+
+use super::{CostProfile, Device, DeviceCall, DeviceError, MemoryInfo, PhysicalHandle};
+
+/// Calls that succeeded, by kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct CallCounts {
+    /// `cudaMalloc`.
+    pub malloc: u64,
+    /// `cudaFree`.
+    pub free: u64,
+    /// `cuMemAddressReserve`.
+    pub address_reserve: u64,
+    /// `cuMemAddressFree`.
+    pub address_free: u64,
+    /// `cuMemCreate`.
+    pub create: u64,
+    /// `cuMemRelease`.
+    pub release: u64,
+    /// `cuMemMap`.
+    pub map: u64,
+    /// `cuMemUnmap`.
+    pub unmap: u64,
+    /// `cuMemSetAccess`.
+    pub set_access: u64,
+}
+
+/// Counts the calls that succeed, adds up their cost, and keeps the bytes held and their peak.
+///
+/// Refused calls are neither counted nor costed: what a driver takes to refuse was not measured.
+#[derive(Clone, Debug)]
+pub struct Counting<D> {
+    inner: D,
+    profile: CostProfile,
+    calls: CallCounts,
+    cost_ns: f64,
+    held_bytes: u64,
+    sizes_by_address: SizeTable,
+    sizes_by_handle: HashMap<u64, u64, foldhash::fast::FixedState>,
+}
+
+impl<D: Device> Counting<D> {
+    /// Counts the calls of `inner`, with costs from `profile`.
+    pub fn new(inner: D, profile: CostProfile) -> Self {
+        Counting {
+            inner,
+            profile,
+            calls: CallCounts::default(),
+            cost_ns: 0.0,
+            held_bytes: 0,
+            sizes_by_address: SizeTable::default(),
+            sizes_by_handle: HashMap::default(),
+        }
+    }
+
+    /// The device inside.
+    pub fn inner(&self) -> &D {
+        &self.inner
+    }
+
+    /// Calls so far.
+    pub fn calls(&self) -> CallCounts {
+        self.calls
+    }
+
+    /// Cost of the calls so far in nanoseconds.
+    pub fn cost_ns(&self) -> u64 {
+        self.cost_ns.round() as u64
+    }
+
+    /// Physical bytes that are held, as they were asked for.
+    pub fn held_bytes(&self) -> u64 {
+        self.held_bytes
+    }
+
+    #[inline]
+    fn charge(&mut self, call: DeviceCall, size_bytes: u64) {
+        self.cost_ns += self.profile.cost_ns(call, size_bytes);
+    }
+}
+
+/// Sizes of malloc'ed ranges by address.
+type SizeTable = HashMap<u64, u64, foldhash::fast::FixedState>;
+
+impl<D: Device> Device for Counting<D> {
+    #[inline]
+    fn malloc(&mut self, size_bytes: u64) -> Result<u64, DeviceError> {
+        let address = self.inner.malloc(size_bytes)?;
+        self.calls.malloc += 1;
+        self.charge(DeviceCall::Malloc, size_bytes);
+        self.held_bytes += size_bytes;
+        self.sizes_by_address.insert(address, size_bytes);
+        Ok(address)
+    }
+
+    #[inline]
+    fn free(&mut self, address: u64) -> Result<(), DeviceError> {
+        self.inner.free(address)?;
+        let size_bytes = self.sizes_by_address.remove(&address).unwrap_or(0);
+        self.calls.free += 1;
+        self.charge(DeviceCall::Free, size_bytes);
+        self.held_bytes -= size_bytes;
+        Ok(())
+    }
+
+    fn address_reserve(&mut self, size_bytes: u64) -> Result<u64, DeviceError> {
+        let address = self.inner.address_reserve(size_bytes)?;
+        self.calls.address_reserve += 1;
+        self.charge(DeviceCall::AddressReserve, size_bytes);
+        Ok(address)
+    }
+
+    fn address_free(&mut self, address: u64, size_bytes: u64) -> Result<(), DeviceError> {
+        self.inner.address_free(address, size_bytes)?;
+        self.calls.address_free += 1;
+        self.charge(DeviceCall::AddressFree, size_bytes);
+        Ok(())
+    }
+
+    fn create(&mut self, size_bytes: u64) -> Result<PhysicalHandle, DeviceError> {
+        let handle = self.inner.create(size_bytes)?;
+        self.calls.create += 1;
+        self.charge(DeviceCall::Create, size_bytes);
+        self.held_bytes += size_bytes;
+        self.sizes_by_handle.insert(handle.0, size_bytes);
+        Ok(handle)
+    }
+
+    fn release(&mut self, handle: PhysicalHandle) -> Result<(), DeviceError> {
+        self.inner.release(handle)?;
+        let size_bytes = self.sizes_by_handle.remove(&handle.0).unwrap_or(0);
+        self.calls.release += 1;
+        self.charge(DeviceCall::Release, size_bytes);
+        self.held_bytes -= size_bytes;
+        Ok(())
+    }
+
+    fn map(&mut self, address: u64, handle: PhysicalHandle) -> Result<(), DeviceError> {
+        self.inner.map(address, handle)?;
+        let size_bytes = self.sizes_by_handle.get(&handle.0).copied().unwrap_or(0);
+        self.calls.map += 1;
+        self.charge(DeviceCall::Map, size_bytes);
+        Ok(())
+    }
+
+    fn unmap(&mut self, address: u64, size_bytes: u64) -> Result<(), DeviceError> {
+        self.inner.unmap(address, size_bytes)?;
+        self.calls.unmap += 1;
+        self.charge(DeviceCall::Unmap, size_bytes);
+        Ok(())
+    }
+
+    fn set_access(&mut self, address: u64, size_bytes: u64) -> Result<(), DeviceError> {
+        self.inner.set_access(address, size_bytes)?;
+        self.calls.set_access += 1;
+        self.charge(DeviceCall::SetAccess, size_bytes);
+        Ok(())
+    }
+
+    fn memory_info(&self) -> MemoryInfo {
+        self.inner.memory_info()
+    }
+}

@@ -1,0 +1,135 @@
+//! What an allocator may ask of a GPU.
+//!
+//! [`Device`] is the driver's own vocabulary and nothing more: `cudaMalloc` and `cudaFree`, and the
+//! virtual memory calls (reserve addresses, create physical memory, map, set access). The same
+//! allocator code runs on [`sim`] and, later, on a real GPU. Whatever cuts across devices is a device
+//! around a device:
+//!
+//! ```text
+//!   allocator ──> Counting<D>   counts and costs every call, knows what is held
+//!                     └──> Faulty<D>   refuses the calls that a trace names
+//!                              └──> Sim   capacity, addresses
+//! ```
+
+mod counting;
+mod faulty;
+mod profile;
+pub mod sim;
+
+pub use counting::{CallCounts, Counting};
+pub use faulty::Faulty;
+pub use profile::{CostProfile, ProfileError};
+pub use sim::Sim;
+
+pub use crate::trace::DeviceCall;
+
+/// The unit in which a driver hands out physical memory: 2 MiB.
+pub const GRANULARITY_BYTES: u64 = 2 << 20;
+
+/// Physical memory obtained with [`Device::create`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PhysicalHandle(pub u64);
+
+/// Why a device refused a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DeviceError {
+    /// No physical memory is left for this call.
+    #[error("the device has no {requested_bytes} bytes left for {call:?}: {free_bytes} are free")]
+    OutOfMemory {
+        /// The refused call.
+        call: DeviceCall,
+        /// Bytes asked for.
+        requested_bytes: u64,
+        /// Physical bytes that were free.
+        free_bytes: u64,
+    },
+    /// No address range is left.
+    #[error("no address range of {requested_bytes} bytes is left")]
+    OutOfAddresses {
+        /// Bytes asked for.
+        requested_bytes: u64,
+    },
+    /// The call makes no sense: an address that was never handed out, a range mapped twice.
+    #[error("invalid {call:?} of address {address:#x}, {size_bytes} bytes")]
+    Invalid {
+        /// The refused call.
+        call: DeviceCall,
+        /// The address given.
+        address: u64,
+        /// The size given.
+        size_bytes: u64,
+    },
+}
+
+/// What a driver offers.
+///
+/// Addresses are plain integers. All sizes are bytes; sizes of virtual memory calls are multiples of
+/// [`GRANULARITY_BYTES`].
+pub trait Device {
+    /// `cudaMalloc`: physical memory with an address of its own.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`] when the capacity does not hold it.
+    fn malloc(&mut self, size_bytes: u64) -> Result<u64, DeviceError>;
+
+    /// `cudaFree` of an address that [`Self::malloc`] gave.
+    ///
+    /// # Errors
+    /// [`DeviceError::Invalid`] if it did not.
+    fn free(&mut self, address: u64) -> Result<(), DeviceError>;
+
+    /// Reserves a range of addresses, without memory behind it.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfAddresses`].
+    fn address_reserve(&mut self, size_bytes: u64) -> Result<u64, DeviceError>;
+
+    /// Gives a reserved range back. Nothing may be mapped in it.
+    ///
+    /// # Errors
+    /// [`DeviceError::Invalid`].
+    fn address_free(&mut self, address: u64, size_bytes: u64) -> Result<(), DeviceError>;
+
+    /// Creates physical memory, without an address.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`].
+    fn create(&mut self, size_bytes: u64) -> Result<PhysicalHandle, DeviceError>;
+
+    /// Drops the handle. The memory returns when its last mapping is gone too.
+    ///
+    /// # Errors
+    /// [`DeviceError::Invalid`].
+    fn release(&mut self, handle: PhysicalHandle) -> Result<(), DeviceError>;
+
+    /// Maps the whole of a physical piece at an address inside a reserved range. The same piece may be
+    /// mapped at several addresses.
+    ///
+    /// # Errors
+    /// [`DeviceError::Invalid`] outside reservations or over another mapping.
+    fn map(&mut self, address: u64, handle: PhysicalHandle) -> Result<(), DeviceError>;
+
+    /// Removes all mappings in the range; it must begin and end at borders of mappings.
+    ///
+    /// # Errors
+    /// [`DeviceError::Invalid`].
+    fn unmap(&mut self, address: u64, size_bytes: u64) -> Result<(), DeviceError>;
+
+    /// Makes a mapped range readable and writable.
+    ///
+    /// # Errors
+    /// [`DeviceError::Invalid`] if part of it is not mapped.
+    fn set_access(&mut self, address: u64, size_bytes: u64) -> Result<(), DeviceError>;
+
+    /// Free and total physical bytes, as `cudaMemGetInfo` reports them.
+    fn memory_info(&self) -> MemoryInfo;
+}
+
+/// Free and total memory of a device in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryInfo {
+    /// Bytes that can still be obtained.
+    pub free_bytes: u64,
+    /// All bytes of the device.
+    pub total_bytes: u64,
+}

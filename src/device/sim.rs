@@ -1,0 +1,4 @@
+//! sim
+/// A simulated device.
+#[derive(Clone, Debug)]
+pub struct Sim;

@@ -1,0 +1,210 @@
+//! The result of one trace through one allocator: plain data, serialised as scripts rely on it.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::alloc::Levels;
+use crate::device::CallCounts;
+use crate::trace::AddressPolicy;
+
+/// Version of the JSON results.
+pub const SCHEMA_VERSION: u32 = 1;
+
+/// The whole result. Field names are the JSON names; see DESIGN 7.
+#[derive(Clone, Debug, Serialize)]
+pub struct RunResult {
+    /// Version of this layout.
+    pub schema_version: u32,
+    /// Version of the program.
+    pub fraglab_version: &'static str,
+    /// The trace.
+    pub trace: TraceSummary,
+    /// The allocator.
+    pub allocator: AllocatorSummary,
+    /// The device.
+    pub device: DeviceSummary,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// The peaks, each its own maximum.
+    pub peaks: Peaks,
+    /// Levels after the last event.
+    #[serde(rename = "final")]
+    pub final_levels: FinalLevels,
+    /// requested peak / reserved peak; 1 when nothing was reserved.
+    pub efficiency: f64,
+    /// 1 − efficiency.
+    pub fragmentation: f64,
+    /// reserved peak − requested peak.
+    pub excess_bytes: i64,
+    /// allocated peak / reserved peak.
+    pub utilization: f64,
+    /// active peak / reserved peak.
+    pub active_utilization: f64,
+    /// What the fragmentation is made of, at one event.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub split: Option<Split>,
+    /// Device calls that succeeded.
+    pub calls: CallCounts,
+    /// The allocator's counters.
+    pub counters: BTreeMap<String, u64>,
+    /// PyTorch's own statistics; `caching` only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub torch_stats: Option<BTreeMap<String, i64>>,
+    /// Simulated time.
+    pub time: SimulatedTime,
+    /// What a clock measured. Never compared.
+    pub wall: Wall,
+}
+
+/// The trace in a result.
+#[derive(Clone, Debug, Serialize)]
+pub struct TraceSummary {
+    /// Its name.
+    pub name: String,
+    /// Number of events.
+    pub events: u64,
+    /// Number of allocs.
+    pub allocs: u64,
+    /// Largest sum of live requests.
+    pub requested_bytes_peak: u64,
+    /// Number of streams.
+    pub streams: u64,
+    /// Kind of source, with version: `torch_snapshot 2.11.0`.
+    pub source: String,
+    /// Share of the history that was seen, 0 to 1.
+    pub history_share: f64,
+}
+
+/// The allocator in a result.
+#[derive(Clone, Debug, Serialize)]
+pub struct AllocatorSummary {
+    /// Name as on the command line, parameters included.
+    pub name: String,
+    /// Effective parameters.
+    pub params: BTreeMap<String, String>,
+    /// Memory limit, if any.
+    pub limit_bytes: Option<u64>,
+}
+
+/// The device in a result.
+#[derive(Clone, Debug, Serialize)]
+pub struct DeviceSummary {
+    /// `sim`.
+    pub kind: &'static str,
+    /// Name of the cost profile.
+    pub profile: String,
+    /// Physical capacity; absent when unlimited.
+    pub capacity_bytes: Option<u64>,
+    /// Where addresses come from.
+    pub address_policy: AddressPolicy,
+}
+
+/// How a run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Status {
+    /// Every request was met.
+    Ok,
+    /// Some request was refused.
+    Oom,
+    /// The replay could not be done.
+    Failed,
+}
+
+/// How a run ended, with the first refusal.
+#[derive(Clone, Debug, Serialize)]
+pub struct Outcome {
+    /// How it ended.
+    pub status: Status,
+    /// The first event that was refused.
+    pub event_index: Option<u64>,
+    /// What it asked for.
+    pub requested_bytes: Option<u64>,
+    /// Largest free range that could have served a request of its stream and pool.
+    pub largest_hole_bytes: Option<u64>,
+    /// One line for people.
+    pub message: Option<String>,
+}
+
+/// The peaks in bytes, each its own maximum, and the event at which each was first reached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Peaks {
+    /// Sum of live requests; the same for every allocator that refused nothing.
+    pub requested_bytes_peak: u64,
+    /// Live blocks at rounded size.
+    pub allocated_bytes_peak: u64,
+    /// Allocated and deferred.
+    pub active_bytes_peak: u64,
+    /// Physical memory held.
+    pub reserved_bytes_peak: u64,
+    /// Event of the requested peak.
+    pub requested_event: u64,
+    /// Event of the allocated peak.
+    pub allocated_event: u64,
+    /// Event of the active peak.
+    pub active_event: u64,
+    /// Event of the reserved peak.
+    pub reserved_event: u64,
+}
+
+/// Levels after the last event.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct FinalLevels {
+    /// Sum of live requests.
+    pub requested_bytes: u64,
+    /// The allocator's levels.
+    #[serde(flatten)]
+    pub levels: Levels,
+}
+
+/// At which moment a split was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SplitAt {
+    /// At the reserved peak.
+    ReservedPeak,
+    /// At the first refused request.
+    Oom,
+}
+
+/// reserved − requested at one event, by kind; adds up exactly.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Split {
+    /// The event.
+    pub at_event: u64,
+    /// Which moment.
+    pub at: SplitAt,
+    /// Rounding inside allocated blocks.
+    pub internal_bytes: u64,
+    /// Freed by the program, waiting for another stream.
+    pub deferred_bytes: u64,
+    /// Free, in a segment that also holds a live block.
+    pub hard_bytes: u64,
+    /// Every other free byte.
+    pub soft_bytes: u64,
+    /// Free on another stream or pool than the request's.
+    pub stream_bytes: u64,
+}
+
+/// Simulated time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct SimulatedTime {
+    /// Cost of the allocator's device calls by the profile.
+    pub allocator_device_ns: u64,
+    /// Time that the recorded run took.
+    pub recorded_ns: u64,
+    /// The simulated run: recorded, less the recorded run's device calls, plus the allocator's.
+    pub simulated_ns: u64,
+}
+
+/// What a clock measured.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Wall {
+    /// alloc, attempt, free, defer and done events over the time of the replay loop.
+    pub events_per_second: f64,
+    /// Seconds in the replay loop.
+    pub seconds: f64,
+    /// Largest resident size of the process so far.
+    pub peak_rss_bytes: u64,
+}

@@ -1,0 +1,2 @@
+//! The `fraglab` program.
+fn main() {}

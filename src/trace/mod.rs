@@ -1,0 +1,263 @@
+//! A trace: what a program asked of its GPU memory allocator, in order.
+//!
+//! The one design decision: blocks, streams, phases and sites have *dense ids*, given once when the
+//! trace is read. The replay loop then indexes vectors and hashes nothing, and an event is 16 bytes:
+//!
+//! ```text
+//!   events   ┌ time_ns ┬ Alloc(b0) ┐┌ time_ns ┬ Alloc(b1) ┐┌ time_ns ┬ Free(b0) ┐ ...
+//!                          │
+//!   blocks                 └──> b0: size_bytes, stream, site, name, role
+//! ```
+//!
+//! Beside the events, never fed to an allocator, stands the [`Recording`]: what the allocator of the
+//! recorded run did, so that `verify` can compare.
+
+mod file;
+mod header;
+mod native;
+#[cfg(feature = "analytics")]
+mod parquet;
+mod recording;
+mod stats;
+mod text;
+mod validate;
+
+pub use file::{
+    Compression, FileError, Input, OutputFile, TraceFormat, WriteTraceError, write_trace,
+};
+pub use header::{
+    AddressPolicy, DeviceCall, DeviceInfo, Expectation, Fault, FaultWhen, Header, History, Source,
+    SourceKind,
+};
+pub use native::{NATIVE_VERSION, NativeError, read_native, write_native};
+#[cfg(feature = "analytics")]
+pub use parquet::{ParquetError, read_parquet, write_parquet};
+pub use recording::{RecordedAction, RecordedKind, Recording, Truth};
+pub use stats::{TraceStats, stats};
+pub use text::{TextError, read_text, write_text};
+pub use validate::{InvalidTrace, validate};
+
+use serde::{Deserialize, Serialize};
+
+use crate::units::{
+    BlockId, FrameId, ModuleId, NameId, PhaseId, PoolId, SiteId, StreamId, TransferId,
+};
+
+/// What a block holds, where the source says so.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[repr(u8)]
+pub enum Role {
+    /// Not known: recordings of PyTorch's allocator do not tell.
+    #[default]
+    Unknown,
+    /// A weight.
+    Parameter,
+    /// A gradient of a weight.
+    Gradient,
+    /// Optimizer state.
+    Optimizer,
+    /// An activation kept for the backward pass.
+    Activation,
+    /// The input of a recomputed region.
+    Checkpoint,
+    /// Workspace of one operation.
+    Temporary,
+    /// A buffer of a collective.
+    Communication,
+}
+
+impl Role {
+    /// Every role, in the order of their numbers.
+    pub const ALL: [Role; 8] = [
+        Role::Unknown,
+        Role::Parameter,
+        Role::Gradient,
+        Role::Optimizer,
+        Role::Activation,
+        Role::Checkpoint,
+        Role::Temporary,
+        Role::Communication,
+    ];
+}
+
+/// One request for memory: the block from its `alloc` to its `free`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// Bytes that the program asked for, before any rounding. Never 0.
+    pub size_bytes: u64,
+    /// The stream it was asked on.
+    pub stream: StreamId,
+    /// Where in the program, or [`SiteId::NONE`].
+    pub site: SiteId,
+    /// The name in a text trace, or [`NameId::NONE`].
+    pub name: NameId,
+    /// What it holds.
+    pub role: Role,
+}
+
+/// What happens at an event. See the table in the crate's `traces/README.md`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Op {
+    /// The program asks for the block.
+    Alloc(BlockId),
+    /// An alloc that the recorded run was refused: if granted here, freed before the next event and
+    /// left out of the requested peak.
+    Attempt(BlockId),
+    /// Freed and reusable at once.
+    Free(BlockId),
+    /// Freed by the program, but another stream still uses the memory.
+    Defer(BlockId),
+    /// The use that `Defer` waited for has ended.
+    Done(BlockId),
+    /// A phase starts.
+    Mark(PhaseId),
+    /// The program asked the allocator to give back what it can.
+    EmptyCache,
+    /// Allocations go to this private pool from here on.
+    PoolEnter(PoolId),
+    /// The innermost entered pool ends; the id names it.
+    PoolLeave(PoolId),
+    /// The pool's owner lets it go.
+    PoolDelete(PoolId),
+    /// Execution enters a module.
+    ModuleEnter(ModuleId),
+    /// Execution leaves a module.
+    ModuleLeave(ModuleId),
+    /// The program reads or writes the block.
+    Access(BlockId),
+    /// Bytes move between host and device.
+    Transfer(TransferId),
+}
+
+/// An event and when it happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// Nanoseconds since the first event. Never decreases.
+    pub time_ns: u64,
+    /// What happened.
+    pub op: Op,
+}
+
+const _: () = assert!(size_of::<Event>() <= 16, "the replay loop streams over events");
+const _: () = assert!(size_of::<Block>() <= 24, "blocks stay compact");
+
+/// A stream of the program.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stream {
+    /// The handle as the source shows it; 0 is the default stream. Allocators order by it.
+    pub handle: u64,
+}
+
+/// What kind of private pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PoolKind {
+    /// `torch.cuda.MemPool`.
+    #[default]
+    MemPool,
+    /// The pool of a CUDA graph capture.
+    Capture,
+}
+
+/// A private pool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pool {
+    /// Its name.
+    pub name: String,
+    /// What kind of pool.
+    #[serde(default)]
+    pub kind: PoolKind,
+    /// Every block is a whole segment.
+    #[serde(default)]
+    pub no_split: bool,
+    /// Others may take from it when the device refuses.
+    #[serde(default)]
+    pub use_on_oom: bool,
+}
+
+/// Which way a transfer goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Direction {
+    /// Host to device.
+    HostToDevice,
+    /// Device to host.
+    DeviceToHost,
+}
+
+/// A transfer between host and device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Transfer {
+    /// Bytes moved.
+    pub size_bytes: u64,
+    /// Which way.
+    pub direction: Direction,
+}
+
+/// One stack frame.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Frame {
+    /// Function name.
+    pub name: String,
+    /// Source file.
+    pub filename: String,
+    /// Line number; 0 when unknown.
+    pub line: u32,
+}
+
+/// Call sites: interned stacks of interned frames, innermost frame first.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sites {
+    /// Every frame once.
+    pub frames: Vec<Frame>,
+    /// Stacks; [`SiteId`] indexes them.
+    pub stacks: Vec<Vec<FrameId>>,
+}
+
+/// A whole trace. Build it through an importer, a reader or a generator, then [`validate`] it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Trace {
+    /// Where it comes from and what it ran on.
+    pub header: Header,
+    /// Blocks; [`BlockId`] indexes them.
+    pub blocks: Vec<Block>,
+    /// Streams; [`StreamId`] indexes them.
+    pub streams: Vec<Stream>,
+    /// Private pools; [`PoolId`] indexes them.
+    pub pools: Vec<Pool>,
+    /// Phase names; [`PhaseId`] indexes them.
+    pub phases: Vec<String>,
+    /// Module names; [`ModuleId`] indexes them.
+    pub modules: Vec<String>,
+    /// Transfers; [`TransferId`] indexes them.
+    pub transfers: Vec<Transfer>,
+    /// Names that people gave to blocks; [`NameId`] indexes them.
+    pub names: Vec<String>,
+    /// Call sites.
+    pub sites: Sites,
+    /// What happened, in order.
+    pub events: Vec<Event>,
+    /// What the recorded allocator did, where that is known.
+    pub recording: Option<Recording>,
+}
+
+impl Trace {
+    /// The stream with this handle, added if it is new. Linear in the number of streams, which is
+    /// small: importers with many look-ups keep a map of their own.
+    pub fn stream_with_handle(&mut self, handle: u64) -> StreamId {
+        let found = self.streams.iter().position(|s| s.handle == handle);
+        let index = found.unwrap_or_else(|| {
+            self.streams.push(Stream { handle });
+            self.streams.len() - 1
+        });
+        StreamId(index as u32)
+    }
+
+    /// The innermost frames of a site as `function (file:line)`, or nothing.
+    pub fn site_label(&self, site: SiteId) -> Option<String> {
+        let stack = self.sites.stacks.get(site.some()?.index())?;
+        let frame = self.sites.frames.get(stack.first()?.index())?;
+        Some(format!("{} ({}:{})", frame.name, frame.filename, frame.line))
+    }
+}
