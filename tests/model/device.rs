@@ -68,7 +68,7 @@ impl TestDevice {
         self
     }
 
-    fn used_bytes(&self) -> u64 {
+    pub(crate) fn used_bytes(&self) -> u64 {
         self.live.iter().map(|&(_, bytes)| bytes).sum()
     }
 

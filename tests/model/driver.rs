@@ -5,8 +5,9 @@ use std::collections::{BTreeMap, VecDeque};
 use fraglab::alloc::{
     Action, ActionKind, Allocator, Env, Handle, LayoutBlock, OutOfMemory, Request,
 };
-use fraglab::units::{BlockId, StreamId};
+use fraglab::units::BlockId;
 
+use super::Model;
 use super::device::TestDevice;
 
 /// Device, log and completions, as the engine would keep them.
@@ -145,7 +146,9 @@ impl<A: Allocator> Driver<A> {
     }
 }
 
-/// A request of the tests.
-pub(crate) fn request(block: u32, size_bytes: u64, stream: u32) -> Request {
-    Request { block: BlockId(block), size_bytes, stream: StreamId(stream) }
+impl Driver<Model> {
+    /// Flushes so far that a malloc made.
+    pub(crate) fn retries(&self) -> i64 {
+        self.allocator.retries()
+    }
 }

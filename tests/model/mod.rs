@@ -5,6 +5,7 @@
 
 pub(crate) mod device;
 pub(crate) mod driver;
+pub(crate) mod random;
 mod statistics;
 
 use fraglab::alloc::{
@@ -129,6 +130,11 @@ impl Model {
             searches: [0; 2],
             statistics: Statistics::default(),
         }
+    }
+
+    /// Flushes so far that a malloc made.
+    pub(crate) fn retries(&self) -> i64 {
+        self.statistics.num_alloc_retries
     }
 
     fn block(&self, place: Place) -> &Block {
