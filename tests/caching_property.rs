@@ -431,7 +431,8 @@ fn random_programs_reach_the_rare_rules() {
 /// A comparison that cannot fail proves nothing: rules changed by one step must be seen.
 #[test]
 fn a_changed_rule_is_found() {
-    let changes: [(&str, fn(&mut Settings)); 5] = [
+    type Change = fn(&mut Settings);
+    let changes: [(&str, Change); 5] = [
         ("limit", |s| s.limit = s.limit.map(|limit| limit.saturating_sub(2 * MIB))),
         ("garbage collection", |s| s.gc_threshold *= 0.9),
         ("split limit", |s| s.max_split_size = s.max_split_size.saturating_add(MIB)),

@@ -1,10 +1,10 @@
 //! Hand-worked runs of PyTorch's caching allocator with every log entry, the final layout and the
-//! statistics: `tests/golden/pytorch_2_11.txt`, checked on the released PyTorch binary.
+//! statistics: `tests/golden/pytorch_2_11.txt`, most of them checked on the released PyTorch binary.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use fraglab::alloc::{Action, ActionKind, Allocator, BlockState, Request};
-use fraglab::units::{BlockId, StreamId};
+use fraglab::units::{BlockId, MIB, StreamId};
 
 use crate::model::device::{Bases, TestDevice};
 use crate::model::driver::Driver;
@@ -31,7 +31,7 @@ fn vectors() -> Vec<Vector> {
         if line.is_empty() || line.starts_with('#') {
             continue;
         }
-        if line.starts_with('V') {
+        if line.starts_with(['V', 'H']) {
             vectors.push(Vector {
                 name: line.split(' ').next().expect("a name"),
                 config: "",
@@ -73,6 +73,7 @@ fn settings(vector: &Vector) -> Settings {
                 let fraction: f64 = value.parse().expect("a fraction");
                 settings.limit = Some((fraction * vector.device_bytes as f64) as u64);
             }
+            "max_split_size_mb" => settings.max_split_size = number(value) * MIB,
             "roundup_power2_divisions" => settings.roundup = [number(value); 16],
             _ => panic!("{}: unknown option {key:?}", vector.name),
         }
@@ -252,7 +253,8 @@ fn run_plain_vectors<A: Allocator>(build: impl Fn(&Vector) -> A) {
             names.push(vector.name);
         }
     }
-    let expected = "V1 V2 V3 V4 V4a V4b V5 V6 V6b V7 V9 V10 V11 V16 V21 V22";
+    let expected = "V1 V2 V3 V4 V4a V4b V5 V6 V6b V7 V9 V10 V11 V16 V21 V22 \
+                    H1 H2 H3 H4";
     assert_eq!(names.join(" "), expected, "vectors that ran");
 }
 
