@@ -16,10 +16,11 @@ const VECTORS: &str = include_str!("golden/pytorch_2_11.txt");
 const EXPANDABLE_OR_POOLS: [&str; 5] = ["V12", "V14", "V15", "V18", "V20"];
 
 /// One vector as it stands in the file.
-struct Vector {
+pub(crate) struct Vector {
     name: &'static str,
-    config: &'static str,
-    device_bytes: u64,
+    /// The `PYTORCH_CUDA_ALLOC_CONF` string.
+    pub(crate) config: &'static str,
+    pub(crate) device_bytes: u64,
     bases: Bases,
     /// The other lines: operations with what they must log, final segments, statistics.
     lines: Vec<&'static str>,
@@ -82,7 +83,7 @@ fn settings(vector: &Vector) -> Settings {
 }
 
 /// Raw handles of the streams of all vectors.
-const STREAM_HANDLES: [u64; 3] = [0, 0x7100, 0x8100];
+pub(crate) const STREAM_HANDLES: [u64; 3] = [0, 0x7100, 0x8100];
 
 fn stream(text: &str) -> StreamId {
     let handle = number(text);
@@ -245,7 +246,7 @@ fn run_vector<A: Allocator>(vector: &Vector, allocator: A) {
 }
 
 /// Runs every vector without expandable segments and private pools.
-fn run_plain_vectors<A: Allocator>(build: impl Fn(&Vector) -> A) {
+pub(crate) fn run_plain_vectors<A: Allocator>(build: impl Fn(&Vector) -> A) {
     let mut names = Vec::new();
     for vector in vectors() {
         if !EXPANDABLE_OR_POOLS.contains(&vector.name) {

@@ -1,5 +1,6 @@
 //! All integration tests in one binary, so that linking is paid once.
 
+mod caching;
 mod caching_property;
 mod golden;
 mod model;
