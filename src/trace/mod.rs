@@ -254,6 +254,26 @@ impl Trace {
         StreamId(index as u32)
     }
 
+    /// The largest sum of live requests in bytes. Attempts do not count.
+    pub fn requested_bytes_peak(&self) -> u64 {
+        let size = |block: BlockId| self.blocks.get(block.index()).map_or(0, |b| b.size_bytes);
+        let mut live_bytes = 0u64;
+        let mut peak_bytes = 0;
+        for event in &self.events {
+            match event.op {
+                Op::Alloc(block) => {
+                    live_bytes = live_bytes.saturating_add(size(block));
+                    peak_bytes = peak_bytes.max(live_bytes);
+                }
+                Op::Free(block) | Op::Defer(block) => {
+                    live_bytes = live_bytes.saturating_sub(size(block));
+                }
+                _ => {}
+            }
+        }
+        peak_bytes
+    }
+
     /// The innermost frames of a site as `function (file:line)`, or nothing.
     pub fn site_label(&self, site: SiteId) -> Option<String> {
         let stack = self.sites.stacks.get(site.some()?.index())?;
