@@ -84,8 +84,7 @@ pub struct Levels {
 }
 
 /// What the allocator did, for the decision log and for comparison.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ActionKind {
     /// A block was handed out.
     Alloc,
@@ -107,6 +106,24 @@ pub enum ActionKind {
     EmptyCache,
     /// The device, or the memory limit, refused a call.
     DeviceRefused,
+}
+
+impl ActionKind {
+    /// The name in files: `alloc`, `free`, `free_completed`, `segment_alloc`, ...
+    pub fn name(self) -> &'static str {
+        match self {
+            ActionKind::Alloc => "alloc",
+            ActionKind::FreeRequested => "free",
+            ActionKind::FreeCompleted => "free_completed",
+            ActionKind::SegmentAlloc => "segment_alloc",
+            ActionKind::SegmentFree => "segment_free",
+            ActionKind::SegmentMap => "segment_map",
+            ActionKind::SegmentUnmap => "segment_unmap",
+            ActionKind::Oom => "oom",
+            ActionKind::EmptyCache => "empty_cache",
+            ActionKind::DeviceRefused => "device_refused",
+        }
+    }
 }
 
 /// One entry of the log.

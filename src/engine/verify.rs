@@ -21,14 +21,12 @@ use std::collections::VecDeque;
 
 use serde::Serialize;
 
-use crate::alloc::caching::{Caching, Config};
+use crate::alloc::caching::Caching;
 use crate::alloc::spec::{AllocSpec, Params, SpecError};
 use crate::alloc::{Action, ActionKind, Allocator, BuildInputs, Env, Handle, Request};
 use crate::device::sim::UNLIMITED_TOTAL_BYTES;
 use crate::device::{Device, DeviceCall, DeviceError, MemoryInfo, PhysicalHandle};
-use crate::metrics::action_name;
-use crate::trace::{EntryKind, RecordedEntry, Trace, Truth, recorded_entries};
-use crate::units::BlockId;
+use crate::trace::{EntryKind, Op, RecordedEntry, Trace, Truth, recorded_entries};
 
 /// The first place where the simulated allocator did something else.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -103,7 +101,7 @@ pub fn verify(trace: &Trace) -> Result<VerifyResult, VerifyError> {
     if frees_without_alloc > 0 {
         return Err(VerifyError::LateHistory { frees_without_alloc });
     }
-    let entries = recorded_entries(trace);
+    let entries: Vec<RecordedEntry> = recorded_entries(trace).collect();
     let mut driver = Driver::new(trace, &entries)?;
     driver.run();
     Ok(driver.result(trace, recording.truth.as_ref()))
@@ -178,11 +176,12 @@ impl<'a> Driver<'a> {
     fn free(&mut self, at: usize) {
         let entry = self.entries[at];
         let State { caching, env } = &mut self.state;
-        env.event = entry.event;
+        env.event = u64::from(entry.event);
         let handle = env.handles[entry.block.index()];
-        let at_once = self.entries.get(at + 1).is_some_and(|next| {
-            next.kind == EntryKind::FreeCompleted && next.block == entry.block
-        });
+        let at_once = self
+            .entries
+            .get(at + 1)
+            .is_some_and(|next| next.kind == EntryKind::FreeCompleted && next.block == entry.block);
         if at_once {
             env.handles[entry.block.index()] = Handle::NONE;
             caching.free(env, handle);
@@ -199,30 +198,22 @@ impl<'a> Driver<'a> {
         let length = self.entries[start..].iter().position(closes);
         let end = length.map_or(self.entries.len(), |length| start + length);
         let group = &self.entries[start..end];
-        let releases = group.iter().any(|entry| {
-            matches!(entry.kind, EntryKind::SegmentFree | EntryKind::SegmentUnmap)
-        });
+        let releases = group
+            .iter()
+            .any(|entry| matches!(entry.kind, EntryKind::SegmentFree | EntryKind::SegmentUnmap));
         let obtains = group
             .iter()
             .any(|entry| matches!(entry.kind, EntryKind::SegmentAlloc | EntryKind::SegmentMap));
         let closing = self.entries.get(end).filter(|entry| entry.kind != EntryKind::FreeRequested);
-        self.state.env.event = group.first().or(closing).map_or(0, |entry| entry.event);
+        self.state.env.event = group.first().or(closing).map_or(0, |entry| u64::from(entry.event));
         match closing {
             None if releases => self.state.empty_cache(),
             None => self.state.complete_until(end),
             Some(closing) => {
                 let readings: &[Reading] = if closing.kind == EntryKind::Oom {
-                    &[
-                        Reading::InsideFlush,
-                        Reading::CompletionsFirst,
-                        Reading::EmptyCacheFirst,
-                    ]
+                    &[Reading::InsideFlush, Reading::CompletionsFirst, Reading::EmptyCacheFirst]
                 } else if releases && obtains {
-                    &[
-                        Reading::InsideFlush,
-                        Reading::CompletionsFirst,
-                        Reading::EmptyCacheFirst,
-                    ]
+                    &[Reading::InsideFlush, Reading::CompletionsFirst, Reading::EmptyCacheFirst]
                 } else if releases {
                     &[Reading::EmptyCacheFirst]
                 } else {
@@ -235,10 +226,9 @@ impl<'a> Driver<'a> {
 
     /// The malloc that closes a group, in the reading that fits best.
     fn malloc(&mut self, end: usize, closing: RecordedEntry, readings: &[Reading]) {
-        let request = Request {
-            block: closing.block,
-            size_bytes: self.trace.blocks[closing.block.index()].size_bytes,
-            stream: closing.stream,
+        let Some(request) = self.request(&closing) else {
+            self.state.env.expected_but(end, "no request that could cause it");
+            return;
         };
         if let [only] = readings {
             self.state.malloc(*only, end, request);
@@ -268,6 +258,16 @@ impl<'a> Driver<'a> {
             Some(state) => self.state = state,
             None => self.state.env.expected_but(end, "nothing"),
         }
+    }
+
+    /// What the program asked for at a closing entry; a refusal names no block, but its event does.
+    fn request(&self, closing: &RecordedEntry) -> Option<Request> {
+        let block = match self.trace.events.get(closing.event as usize)?.op {
+            Op::Alloc(block) | Op::Attempt(block) => block,
+            _ => return None,
+        };
+        let size_bytes = self.trace.blocks.get(block.index())?.size_bytes;
+        Some(Request { block, size_bytes, stream: closing.stream })
     }
 
     fn result(&self, trace: &Trace, truth: Option<&Truth>) -> VerifyResult {
@@ -333,7 +333,9 @@ impl<'a> Driver<'a> {
             if got == expected {
                 result.statistics += 1;
             } else if let Some(reason) = self.excuse(name, expected, got) {
-                result.not_compared.push(format!("{name} (recorded {expected}, here {got}): {reason}"));
+                result
+                    .not_compared
+                    .push(format!("{name} (recorded {expected}, here {got}): {reason}"));
             } else {
                 result.first_difference.get_or_insert(Difference {
                     event_index: result.events.saturating_sub(1),
@@ -394,7 +396,7 @@ impl State<'_> {
                 }
             }
         }
-        self.env.event = self.env.entries[end].event;
+        self.env.event = u64::from(self.env.entries[end].event);
         if let Ok(handle) = self.caching.malloc(&mut self.env, request) {
             self.env.handles[request.block.index()] = handle;
         }
@@ -442,7 +444,7 @@ impl Script<'_> {
     fn expected_but(&mut self, at: usize, got: &str) {
         let expected =
             self.entries.get(at).map_or_else(|| "the end of the recording".to_owned(), describe);
-        let event_index = self.entries.get(at).map_or(self.event, |entry| entry.event);
+        let event_index = self.entries.get(at).map_or(self.event, |entry| u64::from(entry.event));
         let difference = Difference { event_index, expected, got: got.to_owned() };
         self.mismatch.get_or_insert(difference);
     }
@@ -470,22 +472,23 @@ impl Env for Script<'_> {
     }
 
     fn log(&mut self, action: Action) {
-        let Some(kind) = entry_kind(action.kind) else { return };
-        if self.mismatch.is_some() {
+        // A recording shows neither calls of empty_cache nor refusals by the device.
+        let silent = matches!(action.kind, ActionKind::EmptyCache | ActionKind::DeviceRefused);
+        if silent || self.mismatch.is_some() {
             return;
         }
         let matches = self.entries.get(self.position).is_some_and(|entry| {
-            entry.kind == kind
+            action_kind(entry.kind) == action.kind
                 && entry.size_bytes == action.size_bytes
                 && entry.stream == action.stream
-                && (kind == EntryKind::Oom || entry.address == action.address)
+                && (entry.kind == EntryKind::Oom || entry.address == action.address)
         });
         if matches {
             self.position += 1;
         } else {
             let got = format!(
                 "{} of {} bytes at {:#x} (segment {}, offset {})",
-                action_name(action.kind),
+                action.kind.name(),
                 action.size_bytes,
                 action.address,
                 action.segment,
@@ -501,22 +504,21 @@ fn describe(entry: &RecordedEntry) -> String {
         EntryKind::Oom => String::new(),
         _ => format!(" at {:#x}", entry.address),
     };
-    format!("{} of {} bytes{place}", entry.kind.name(), entry.size_bytes)
+    format!("{} of {} bytes{place}", action_kind(entry.kind).name(), entry.size_bytes)
 }
 
-/// The recorded counterpart of an action; nothing for what a recording does not show.
-fn entry_kind(kind: ActionKind) -> Option<EntryKind> {
-    Some(match kind {
-        ActionKind::Alloc => EntryKind::Alloc,
-        ActionKind::FreeRequested => EntryKind::FreeRequested,
-        ActionKind::FreeCompleted => EntryKind::FreeCompleted,
-        ActionKind::SegmentAlloc => EntryKind::SegmentAlloc,
-        ActionKind::SegmentFree => EntryKind::SegmentFree,
-        ActionKind::SegmentMap => EntryKind::SegmentMap,
-        ActionKind::SegmentUnmap => EntryKind::SegmentUnmap,
-        ActionKind::Oom => EntryKind::Oom,
-        ActionKind::EmptyCache | ActionKind::DeviceRefused => return None,
-    })
+/// The action that a recorded entry shows.
+fn action_kind(kind: EntryKind) -> ActionKind {
+    match kind {
+        EntryKind::Alloc => ActionKind::Alloc,
+        EntryKind::FreeRequested => ActionKind::FreeRequested,
+        EntryKind::FreeCompleted => ActionKind::FreeCompleted,
+        EntryKind::SegmentAlloc => ActionKind::SegmentAlloc,
+        EntryKind::SegmentFree => ActionKind::SegmentFree,
+        EntryKind::SegmentMap => ActionKind::SegmentMap,
+        EntryKind::SegmentUnmap => ActionKind::SegmentUnmap,
+        EntryKind::Oom => ActionKind::Oom,
+    }
 }
 
 impl Refuser {

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::Sink;
-use crate::alloc::{Action, ActionKind, Levels};
+use crate::alloc::{Action, Levels};
 
 /// One row of the decision log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -31,29 +31,13 @@ impl DecisionRow {
         let placed = action.segment != u32::MAX;
         DecisionRow {
             event_index,
-            action: action_name(action.kind),
+            action: action.kind.name(),
             block_id: action.block.some().map(|block| block.0),
             segment_id: placed.then_some(action.segment),
             offset_bytes: placed.then_some(action.offset_bytes),
             size_bytes: action.size_bytes,
             address: placed.then_some(action.address),
         }
-    }
-}
-
-/// The name of an action in files.
-pub(crate) fn action_name(kind: ActionKind) -> &'static str {
-    match kind {
-        ActionKind::Alloc => "alloc",
-        ActionKind::FreeRequested => "free",
-        ActionKind::FreeCompleted => "free_completed",
-        ActionKind::SegmentAlloc => "segment_alloc",
-        ActionKind::SegmentFree => "segment_free",
-        ActionKind::SegmentMap => "segment_map",
-        ActionKind::SegmentUnmap => "segment_unmap",
-        ActionKind::Oom => "oom",
-        ActionKind::EmptyCache => "empty_cache",
-        ActionKind::DeviceRefused => "device_refused",
     }
 }
 

@@ -207,6 +207,11 @@ impl Caching {
         &self.config
     }
 
+    /// Completes a deferred block outside any malloc: something else waited for the device.
+    pub(crate) fn complete_deferred<E: Env>(&mut self, env: &mut E, handle: Handle) {
+        self.complete(env, handle.0);
+    }
+
     /// Whether ages of free blocks matter (spec 3.4 step 0).
     #[inline]
     fn collects_garbage(&self) -> bool {
