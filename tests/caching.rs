@@ -18,9 +18,9 @@ fn caching_reproduces_the_plain_vectors() {
     run_plain_vectors(|vector: &Vector| {
         build(&BuildInputs {
             settings: Some(vector.config.to_owned()),
-            limit_bytes: None,
             device_total_bytes: vector.device_bytes,
             stream_handles: golden::STREAM_HANDLES.to_vec(),
+            ..BuildInputs::default()
         })
     });
 }
@@ -33,6 +33,7 @@ fn caching_does_what_the_model_does() {
             limit_bytes: case.limit_bytes,
             device_total_bytes: case.device_total_bytes,
             stream_handles: case.stream_handles.clone(),
+            ..BuildInputs::default()
         })
     });
 }

@@ -370,6 +370,10 @@ fn difference<A: Allocator>(
             .collect();
         return Some(format!("statistics: {}", names.join("; ")));
     }
+    let (expected, found) = (case.settings.limit, tested.allocator.limit_bytes());
+    if expected != found {
+        return Some(format!("limit {found:?}, expected {expected:?}"));
+    }
     // With a split limit, which holes "could serve" a request depends on its size.
     if case.settings.max_split_size != u64::MAX {
         return None;

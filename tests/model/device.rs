@@ -33,7 +33,7 @@ pub(crate) struct TestDevice {
     bases: Bases,
     /// One call in so many is refused whatever is free; 0 for none.
     refuse_one_in: u64,
-    /// Live mallocs: address and charged bytes, by address.
+    /// Live mallocs: address and bytes asked for, by address.
     live: Vec<(u64, u64)>,
     /// Every `malloc` call, also the refused ones.
     pub(crate) malloc_calls: u64,
@@ -69,7 +69,7 @@ impl TestDevice {
     }
 
     pub(crate) fn used_bytes(&self) -> u64 {
-        self.live.iter().map(|&(_, bytes)| bytes).sum()
+        self.live.iter().map(|&(_, bytes)| charged(bytes)).sum()
     }
 
     fn refuses_call(&self, number: u64) -> bool {
@@ -99,7 +99,7 @@ impl TestDevice {
                     if at + bytes <= start {
                         break;
                     }
-                    at = start + length;
+                    at = start + charged(length);
                 }
                 at
             }
@@ -110,27 +110,23 @@ impl TestDevice {
 impl Device for TestDevice {
     fn malloc(&mut self, size_bytes: u64) -> Result<u64, DeviceError> {
         self.malloc_calls += 1;
-        let charged = size_bytes.next_multiple_of(GRANULARITY_BYTES);
         let free_bytes = self.memory_info().free_bytes;
-        if charged > free_bytes || self.refuses_call(self.malloc_calls) {
+        if charged(size_bytes) > free_bytes || self.refuses_call(self.malloc_calls) {
             let call = DeviceCall::Malloc;
             return Err(DeviceError::OutOfMemory { call, requested_bytes: size_bytes, free_bytes });
         }
-        let address = self.place(charged);
+        let address = self.place(charged(size_bytes));
         let at = self.live.partition_point(|&(start, _)| start < address);
-        self.live.insert(at, (address, charged));
+        self.live.insert(at, (address, size_bytes));
         self.given.push(address);
         Ok(address)
     }
 
-    fn free(&mut self, address: u64) -> Result<(), DeviceError> {
+    fn free(&mut self, address: u64) -> Result<u64, DeviceError> {
         self.free_calls += 1;
         let at = self.live.iter().position(|&(start, _)| start == address);
         match at {
-            Some(at) => {
-                self.live.remove(at);
-                Ok(())
-            }
+            Some(at) => Ok(self.live.remove(at).1),
             None => Err(invalid(DeviceCall::Free, address, 0)),
         }
     }
@@ -147,11 +143,11 @@ impl Device for TestDevice {
         Err(invalid(DeviceCall::Create, 0, size_bytes))
     }
 
-    fn release(&mut self, _handle: PhysicalHandle) -> Result<(), DeviceError> {
+    fn release(&mut self, _handle: PhysicalHandle) -> Result<u64, DeviceError> {
         Err(invalid(DeviceCall::Release, 0, 0))
     }
 
-    fn map(&mut self, address: u64, _handle: PhysicalHandle) -> Result<(), DeviceError> {
+    fn map(&mut self, address: u64, _handle: PhysicalHandle) -> Result<u64, DeviceError> {
         Err(invalid(DeviceCall::Map, address, 0))
     }
 
@@ -169,6 +165,11 @@ impl Device for TestDevice {
             total_bytes: self.capacity_bytes,
         }
     }
+}
+
+/// What an allocation takes from the capacity.
+fn charged(size_bytes: u64) -> u64 {
+    size_bytes.next_multiple_of(GRANULARITY_BYTES)
 }
 
 fn invalid(call: DeviceCall, address: u64, size_bytes: u64) -> DeviceError {

@@ -615,6 +615,10 @@ impl Allocator for Model {
         holes.map(|c| c.size).max().unwrap_or(0)
     }
 
+    fn limit_bytes(&self) -> Option<u64> {
+        self.settings.limit
+    }
+
     fn counters(&self) -> Vec<(&'static str, u64)> {
         vec![
             ("segment_allocs", self.statistics.num_device_alloc as u64),
