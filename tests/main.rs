@@ -1,6 +1,8 @@
-//! All integration tests in one binary, so that linking is paid once.
+//! All integration tests, in one binary so that linking is paid for once.
 
 mod caching;
 mod caching_property;
+mod common;
 mod golden;
 mod model;
+mod trace_files;
