@@ -32,7 +32,10 @@ pub use header::{
 pub use native::{NATIVE_VERSION, NativeError, read_native, write_native};
 #[cfg(feature = "analytics")]
 pub use parquet::{ParquetError, read_parquet, write_parquet};
-pub use recording::{RecordedAction, RecordedKind, Recording, Truth};
+pub use recording::{
+    EntryKind, RecordedAction, RecordedEntries, RecordedEntry, RecordedKind, Recording, Truth,
+    recorded_entries,
+};
 pub use stats::{TraceStats, stats};
 pub use text::{TextError, read_text, write_text};
 pub use validate::{InvalidTrace, validate};
