@@ -1,1 +1,4 @@
+//! All integration tests in one binary, so that linking is paid once.
 
+mod common;
+mod import;
