@@ -4,5 +4,6 @@ mod caching;
 mod caching_property;
 mod common;
 mod golden;
+mod import;
 mod model;
 mod trace_files;
