@@ -6,4 +6,5 @@ mod common;
 mod golden;
 mod import;
 mod model;
+mod recordings;
 mod trace_files;

@@ -17,7 +17,7 @@
 //! Where several readings reproduce a group, the one that needs the fewest refusals by a device that
 //! had room is taken.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use serde::Serialize;
 
@@ -133,6 +133,12 @@ enum Reading {
     EmptyCacheFirst,
 }
 
+impl Reading {
+    /// In the order in which they are tried.
+    const ALL: [Reading; 3] =
+        [Reading::InsideFlush, Reading::CompletionsFirst, Reading::EmptyCacheFirst];
+}
+
 impl<'a> Driver<'a> {
     fn new(trace: &'a Trace, entries: &'a [RecordedEntry]) -> Result<Self, SpecError> {
         let total_bytes = trace.header.device.total_bytes;
@@ -210,14 +216,11 @@ impl<'a> Driver<'a> {
             None if releases => self.state.empty_cache(),
             None => self.state.complete_until(end),
             Some(closing) => {
-                let readings: &[Reading] = if closing.kind == EntryKind::Oom {
-                    &[Reading::InsideFlush, Reading::CompletionsFirst, Reading::EmptyCacheFirst]
-                } else if releases && obtains {
-                    &[Reading::InsideFlush, Reading::CompletionsFirst, Reading::EmptyCacheFirst]
-                } else if releases {
-                    &[Reading::EmptyCacheFirst]
-                } else {
-                    &[Reading::CompletionsFirst]
+                let flushes = closing.kind == EntryKind::Oom || (releases && obtains);
+                let readings: &[Reading] = match (flushes, releases) {
+                    (true, _) => &Reading::ALL,
+                    (false, true) => &[Reading::EmptyCacheFirst],
+                    (false, false) => &[Reading::CompletionsFirst],
                 };
                 self.malloc(end, *closing, readings);
             }
@@ -318,7 +321,7 @@ impl<'a> Driver<'a> {
 
     /// Every statistic of the truth file (spec 8).
     fn compare_statistics(&self, truth: &Truth, result: &mut VerifyResult) {
-        let ours: std::collections::BTreeMap<String, i64> =
+        let ours: BTreeMap<String, i64> =
             self.state.caching.torch_stats().unwrap_or_default().into_iter().collect();
         let mut peaks_left_out = 0;
         for (name, &expected) in &truth.stats {
@@ -425,7 +428,7 @@ struct Refuser {
     next: Option<(u64, u64)>,
     total_bytes: Option<u64>,
     held_bytes: u64,
-    sizes: std::collections::BTreeMap<u64, u64>,
+    sizes: BTreeMap<u64, u64>,
     /// Refusals although the device had room.
     unexplained: u64,
 }

@@ -203,7 +203,7 @@ impl Config {
     /// The limit that `per_process_memory_fraction` sets on a device, if below 1 (spec 7.3).
     pub fn limit_bytes(&self, device_total_bytes: u64) -> Option<u64> {
         let fraction = self.per_process_memory_fraction;
-        (fraction < 1.0).then(|| (fraction * device_total_bytes as f64) as u64)
+        (fraction < 1.0).then_some((fraction * device_total_bytes as f64) as u64)
     }
 
     /// Effective settings, by key.
