@@ -17,9 +17,8 @@ use super::intern::Interner;
 use super::pickle::{
     Atoms, Build, Complaint, Kind, Pickle, PickleError, Value, read_pickle, shorten,
 };
+use crate::trace::BLOCK_BYTES_MAX;
 
-/// Largest size that the allocator accepts (specs/pytorch_caching.md 1).
-const SIZE_BYTES_MAX: u64 = (1 << 60) - 1;
 /// Stands for "no text", "no stack" or "no object" in packed records.
 pub(super) const NO_ID: u32 = u32::MAX;
 
@@ -650,7 +649,7 @@ fn word(key: &str, value: Value, atoms: &Atoms) -> Result<u64, Complaint> {
 }
 
 fn size(key: &str, value: Value, atoms: &Atoms) -> Result<u64, Complaint> {
-    let bytes = atoms.unsigned(value).filter(|&bytes| bytes <= SIZE_BYTES_MAX);
+    let bytes = atoms.unsigned(value).filter(|&bytes| bytes <= BLOCK_BYTES_MAX);
     bytes.ok_or_else(|| wrong(key, value, atoms, "a number of bytes from 0 to 2^60 - 1"))
 }
 

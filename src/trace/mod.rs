@@ -36,9 +36,9 @@ pub use recording::{
     EntryKind, RecordedAction, RecordedEntries, RecordedEntry, RecordedKind, Recording, Truth,
     recorded_entries,
 };
-pub use stats::{TraceStats, stats};
-pub use text::{TextError, read_text, write_text};
-pub use validate::{InvalidTrace, validate};
+pub use stats::{RecordedStats, SizeClass, SizeStats, StreamStats, TraceStats, stats};
+pub use text::{REPEAT_DEPTH_MAX, TEXT_EVENTS_MAX, TextError, read_text, write_text};
+pub use validate::{BLOCK_BYTES_MAX, InvalidTrace, LIVE_BYTES_MAX, validate};
 
 use serde::{Deserialize, Serialize};
 
@@ -165,6 +165,7 @@ pub enum PoolKind {
 
 /// A private pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Pool {
     /// Its name.
     pub name: String,
