@@ -1,6 +1,7 @@
 //! What several test modules share.
 
 pub(crate) mod trace_gen;
+
 use std::path::{Path, PathBuf};
 
 /// The folder with the recordings, beside the repository. Where it is missing the caller returns;
