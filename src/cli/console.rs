@@ -8,14 +8,11 @@ use clap::ValueEnum;
 use super::input::ReadFailure;
 use crate::report::text::{Style, printable};
 
-/// When to colour.
+/// When to colour: `auto` means on a terminal and without NO_COLOR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum ColorWhen {
-    /// On a terminal, unless the environment variable NO_COLOR is set
     Auto,
-    /// Always
     Always,
-    /// Never
     Never,
 }
 

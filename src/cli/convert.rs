@@ -22,7 +22,9 @@ Examples:
   zcat log.csv.gz | fraglab convert - job.json --name etl
 
 The name of OUT says the format: NAME.json (native, holds everything), NAME.parquet, NAME.txt (for \
-people); with .gz or .zst behind it, compressed. Warnings tell what the format cannot hold.";
+people); with .gz or .zst behind it, compressed. Warnings tell what the format cannot hold.
+
+Exit codes: 0 good, 2 it could not be done.";
 
 /// What was typed.
 #[derive(Debug, clap::Args)]

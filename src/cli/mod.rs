@@ -56,13 +56,14 @@ Exit codes: 0 good, 1 the answer is \"no\" (out of memory, a mismatch), 2 it cou
 struct Cli {
     /// When to colour: on a terminal and without NO_COLOR, always, or never
     #[arg(long, global = true, value_enum, value_name = "WHEN", default_value = "auto")]
+    #[arg(help_heading = "Global options")]
     color: ColorWhen,
 
     /// Threads to work on; results are the same on any number
     ///
-    /// By default one per core. Timings under `events per s` are measured while the other cells run:
+    /// By default one per core. Events per second are measured while the other cells run:
     /// use --threads 1 for undisturbed ones.
-    #[arg(long, global = true, value_name = "N")]
+    #[arg(long, global = true, value_name = "N", help_heading = "Global options")]
     threads: Option<NonZeroUsize>,
 
     #[command(subcommand)]

@@ -586,7 +586,7 @@ mod tests {
     fn sizes_of_nothing_are_refused() {
         assert_eq!(parse_size("80GiB"), Ok(Bytes(80 << 30)));
         assert!(parse_size("0MiB").unwrap_err().contains("above 0"));
-        assert!(parse_size("lots").unwrap_err().contains("not a size"));
+        assert!(parse_size("lots").unwrap_err().contains("is not a unit"));
     }
 
     fn expectation(line: u32) -> Expectation {

@@ -14,7 +14,9 @@ pub struct TraceFormatInfo {
     pub name: &'static str,
     /// How its files are usually called.
     pub files: &'static str,
-    /// Whether `fraglab` writes it.
+    /// Whether this program reads it.
+    pub read: bool,
+    /// Whether this program writes it.
     pub written: bool,
     /// One line about it.
     pub summary: &'static str,
@@ -52,8 +54,13 @@ pub fn list(
 fn formats_table(formats: &[TraceFormatInfo]) -> Grid {
     let mut grid = Grid::new(&[Align::Left; 4]);
     for format in formats {
-        let use_ = if format.written { "read, written" } else { "read" };
-        let cells = [&format!("  {}", format.name), format.files, use_, format.summary];
+        let uses = match (format.read, format.written) {
+            (true, true) => "read, written",
+            (true, false) => "read",
+            (false, true) => "written",
+            (false, false) => "left out",
+        };
+        let cells = [&format!("  {}", format.name), format.files, uses, format.summary];
         grid.row(cells.map(str::to_owned), String::new());
     }
     grid

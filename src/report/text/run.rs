@@ -318,7 +318,8 @@ pub(crate) mod tests {
         result.device.capacity_bytes = None;
         result.peaks.requested_bytes_peak = 2 * MIB;
         let text = screen(&[&result], None);
-        assert!(text.contains("71.2% of its history"), "{text}");
+        let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(words.contains("71.2% of its history"), "{text}");
         assert!(text.contains("device: sim unlimited, costs of h200; limit 60 GiB"), "{text}");
         assert!(text.contains("peak MiB"), "small sizes in small units: {text}");
     }
