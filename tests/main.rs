@@ -1,4 +1,5 @@
-//! The one integration binary: a module a topic, so that linking is paid once.
+//! All integration tests, in one binary so that linking is paid for once.
 
 mod cli;
 mod common;
+mod trace_files;

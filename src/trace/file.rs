@@ -1,18 +1,70 @@
 //! Files of any kind: compression and format by content, output that appears whole or not at all.
-use std::io::{self, BufRead, Write};
+//!
+//! Reading looks at bytes, never at names; writing goes by the name, because there is nothing else to
+//! go by. A recording is often still called `.pickle` when someone has compressed it.
+//!
+//! ```text
+//!   file or - ──> gzip | zstd | neither ──> head (peeked, tells the format) + rest ──> reader
+//!   writer ──> gzip | zstd | neither ──> a hidden file beside the target ── commit ──> the target
+//! ```
+
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, BufWriter, Cursor, Read, Write};
 use std::path::{Path, PathBuf};
 
-use super::Trace;
+use flate2::read::MultiGzDecoder;
+use flate2::write::GzEncoder;
+use tempfile::NamedTempFile;
+
+use super::native::write_native;
+use super::text::write_text;
+use super::{InvalidTrace, Trace, validate};
+
+/// Bytes of the decompressed stream that are looked at to tell the format.
+const HEAD_BYTES: usize = 4096;
+const BUFFER_BYTES: usize = 1 << 17;
+/// Traces are written once and read often.
+const ZSTD_LEVEL: i32 = 19;
 
 /// How a file is compressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compression {
     /// Not at all.
     None,
-    /// gzip.
+    /// gzip, also of several members.
     Gzip,
-    /// Zstandard.
+    /// Zstandard, also of several frames.
     Zstd,
+}
+
+impl Compression {
+    /// Told by the first bytes of a file.
+    pub fn of_bytes(head: &[u8]) -> Compression {
+        match head {
+            [0x1f, 0x8b, ..] => Compression::Gzip,
+            [0x28, 0xb5, 0x2f, 0xfd, ..] => Compression::Zstd,
+            // A skippable frame, as parallel compressors write it first.
+            [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => Compression::Zstd,
+            _ => Compression::None,
+        }
+    }
+
+    /// Told by the end of a name, `.gz` or `.zst`.
+    pub fn of_name(path: &Path) -> Compression {
+        match path.extension().and_then(|extension| extension.to_str()) {
+            Some("gz") => Compression::Gzip,
+            Some("zst") => Compression::Zstd,
+            _ => Compression::None,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Compression::None => "uncompressed",
+            Compression::Gzip => "gzip",
+            Compression::Zstd => "zstd",
+        }
+    }
 }
 
 /// The format of a trace file, told by its first bytes.
@@ -30,6 +82,34 @@ pub enum TraceFormat {
     RmmCsv,
 }
 
+impl TraceFormat {
+    /// The format of a decompressed file that begins with `head`: its first [`HEAD_BYTES`], or all of
+    /// it. Nothing if it is binary and of no known kind.
+    fn of_bytes(head: &[u8]) -> Option<TraceFormat> {
+        if matches!(head, [0x80, 2..=5, ..]) {
+            return Some(TraceFormat::Pickle);
+        }
+        if head.starts_with(b"PAR1") {
+            return Some(TraceFormat::Parquet);
+        }
+        let binary = match std::str::from_utf8(head) {
+            Ok(text) => text.contains('\0'),
+            // A character cut by the end of the head is no error.
+            Err(error) => error.error_len().is_some(),
+        };
+        if binary {
+            return None;
+        }
+        if head.trim_ascii_start().starts_with(b"{") {
+            return Some(TraceFormat::NativeJson);
+        }
+        if head.starts_with(b"Thread,Time,Action") {
+            return Some(TraceFormat::RmmCsv);
+        }
+        Some(TraceFormat::Text)
+    }
+}
+
 /// A file could not be read or written.
 #[derive(Debug, thiserror::Error)]
 #[error("{path}: {source}")]
@@ -41,51 +121,319 @@ pub struct FileError {
     pub source: io::Error,
 }
 
-/// An opened, decompressed input.
+impl FileError {
+    fn new(path: &Path, source: io::Error) -> FileError {
+        FileError { path: path.display().to_string(), source }
+    }
+
+    fn other(path: &Path, message: String) -> FileError {
+        FileError::new(path, io::Error::new(io::ErrorKind::InvalidData, message))
+    }
+
+    /// Whether the reader of a pipe has gone, which is no error to the user.
+    pub fn is_broken_pipe(&self) -> bool {
+        self.source.kind() == io::ErrorKind::BrokenPipe
+    }
+}
+
+fn is_dash(path: &Path) -> bool {
+    path.as_os_str() == "-"
+}
+
+/// An opened input, decompressed while it is read.
 pub struct Input {
     /// Path as given.
     pub path: PathBuf,
-    /// The decompressed bytes.
+    /// How the file is compressed.
+    pub compression: Compression,
+    head: Vec<u8>,
+    /// The decompressed bytes, from the first.
     pub reader: Box<dyn BufRead + Send>,
 }
 
 impl Input {
-    /// Opens a file, `-` for standard input.
+    /// Opens a file, `-` for standard input. Waits for its first bytes.
     ///
     /// # Errors
-    /// If it cannot be opened.
-    pub fn open(_path: &Path) -> Result<Input, FileError> {
-        unimplemented!()
+    /// If it cannot be opened, or its first bytes cannot be decompressed.
+    pub fn open(path: &Path) -> Result<Input, FileError> {
+        let raw: Box<dyn Read + Send> = if is_dash(path) {
+            Box::new(io::stdin())
+        } else {
+            Box::new(File::open(path).map_err(|error| FileError::new(path, error))?)
+        };
+        Input::from_reader(path, raw).map_err(|error| FileError::new(path, error))
+    }
+
+    fn from_reader(path: &Path, mut raw: Box<dyn Read + Send>) -> io::Result<Input> {
+        let magic = read_head(&mut raw, 4)?;
+        let compression = Compression::of_bytes(&magic);
+        let raw = BufReader::with_capacity(BUFFER_BYTES, Cursor::new(magic).chain(raw));
+        let mut plain: Box<dyn BufRead + Send> = match compression {
+            Compression::None => Box::new(raw),
+            Compression::Gzip => decompressed(MultiGzDecoder::new(raw), compression),
+            Compression::Zstd => decompressed(zstd::Decoder::with_buffer(raw)?, compression),
+        };
+        let mut head = read_head(&mut plain, HEAD_BYTES)?;
+        // A byte order mark, as some editors put it in front of text.
+        if head.starts_with(b"\xef\xbb\xbf") {
+            head.drain(..3);
+        }
+        let reader = Box::new(Cursor::new(head.clone()).chain(plain));
+        Ok(Input { path: path.to_owned(), compression, head, reader })
+    }
+
+    /// The format, told by the content. May be asked at any time.
+    ///
+    /// # Errors
+    /// If the file is empty, or binary and of no known kind.
+    pub fn format(&self) -> Result<TraceFormat, FileError> {
+        if self.head.is_empty() {
+            return Err(FileError::other(&self.path, "the file is empty".to_owned()));
+        }
+        TraceFormat::of_bytes(&self.head).ok_or_else(|| {
+            let begin: Vec<String> =
+                self.head.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+            let message = format!(
+                "not a trace: begins with the bytes {}, expected a torch snapshot (pickle, protocol \
+                 2 to 5), Parquet, native JSON, RMM CSV or the text form",
+                begin.join(" ")
+            );
+            FileError::other(&self.path, message)
+        })
+    }
+
+    /// The rest of the file.
+    ///
+    /// # Errors
+    /// If it cannot be read or decompressed.
+    pub fn read_to_end(&mut self) -> Result<Vec<u8>, FileError> {
+        let mut bytes = Vec::new();
+        match self.reader.read_to_end(&mut bytes) {
+            Ok(_) => Ok(bytes),
+            Err(error) => Err(FileError::new(&self.path, error)),
+        }
+    }
+
+    /// The rest of the file as text.
+    ///
+    /// # Errors
+    /// If it cannot be read or decompressed, or is not UTF-8: which line.
+    pub fn read_to_string(&mut self) -> Result<String, FileError> {
+        String::from_utf8(self.read_to_end()?).map_err(|error| {
+            let good = &error.as_bytes()[..error.utf8_error().valid_up_to()];
+            let line = 1 + good.iter().filter(|&&byte| byte == b'\n').count();
+            FileError::other(&self.path, format!("line {line} is not UTF-8 text"))
+        })
     }
 }
 
-/// A file that appears whole or not at all.
-pub struct OutputFile;
+impl std::fmt::Debug for Input {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Input")
+            .field("path", &self.path)
+            .field("compression", &self.compression)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Reads up to `length` bytes, fewer only where the stream ends.
+fn read_head(reader: &mut (impl Read + ?Sized), length: usize) -> io::Result<Vec<u8>> {
+    let mut head = Vec::with_capacity(length);
+    reader.take(length as u64).read_to_end(&mut head)?;
+    Ok(head)
+}
+
+fn decompressed(
+    decoder: impl Read + Send + 'static,
+    compression: Compression,
+) -> Box<dyn BufRead + Send> {
+    Box::new(BufReader::with_capacity(BUFFER_BYTES, Decompressed { decoder, compression }))
+}
+
+/// Says of a decoder's errors that the file is damaged; their own words (`unexpected end of file`,
+/// `Restored data doesn't match checksum`) do not tell whose fault it is.
+struct Decompressed<R> {
+    decoder: R,
+    compression: Compression,
+}
+
+impl<R: Read> Read for Decompressed<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.decoder.read(buffer).map_err(|error| {
+            // What the system says (an unreadable disk) is not the file's fault.
+            if error.raw_os_error().is_some() || error.kind() == io::ErrorKind::Interrupted {
+                return error;
+            }
+            let name = self.compression.name();
+            let message = if error.kind() == io::ErrorKind::UnexpectedEof {
+                format!("the {name} file is truncated: it ends in the middle of its data")
+            } else {
+                format!("the {name} file is corrupt: {error}")
+            };
+            io::Error::new(error.kind(), message)
+        })
+    }
+}
+
+/// A file that appears whole or not at all: written beside its place, and moved there by
+/// [`commit`](OutputFile::commit). Dropped before, it leaves nothing behind. Compressed by the end of
+/// its name. Standard output and devices are written directly.
+pub struct OutputFile {
+    path: PathBuf,
+    encoder: Encoder,
+}
+
+enum Encoder {
+    Plain(BufWriter<Target>),
+    Gzip(GzEncoder<BufWriter<Target>>),
+    Zstd(zstd::Encoder<'static, BufWriter<Target>>),
+}
+
+enum Target {
+    Stdout(io::Stdout),
+    /// A pipe or device, which must not be replaced by a file.
+    Direct(File),
+    Beside {
+        file: NamedTempFile,
+        /// Where it goes, symbolic links followed.
+        place: PathBuf,
+    },
+}
 
 impl OutputFile {
-    /// Starts writing beside `path`.
+    /// Starts writing beside `path`; `-` is standard output.
     ///
     /// # Errors
-    /// If the folder cannot be written.
-    pub fn create(_path: &Path) -> Result<OutputFile, FileError> {
-        unimplemented!()
+    /// If the folder cannot be written, or `path` is a folder.
+    pub fn create(path: &Path) -> Result<OutputFile, FileError> {
+        let compression = Compression::of_name(path);
+        Target::create(path)
+            .and_then(|target| {
+                Encoder::new(BufWriter::with_capacity(BUFFER_BYTES, target), compression)
+            })
+            .map(|encoder| OutputFile { path: path.to_owned(), encoder })
+            .map_err(|error| FileError::new(path, error))
     }
 
     /// Makes the file appear.
     ///
     /// # Errors
-    /// If the rename fails.
+    /// If the last bytes cannot be written or the rename fails; then nothing has appeared.
     pub fn commit(self) -> Result<(), FileError> {
-        unimplemented!()
+        let OutputFile { path, encoder } = self;
+        encoder.finish().and_then(Target::commit).map_err(|error| FileError::new(&path, error))
     }
 }
 
 impl Write for OutputFile {
-    fn write(&mut self, _buf: &[u8]) -> io::Result<usize> {
-        unimplemented!()
+    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+        match &mut self.encoder {
+            Encoder::Plain(writer) => writer.write(buffer),
+            Encoder::Gzip(writer) => writer.write(buffer),
+            Encoder::Zstd(writer) => writer.write(buffer),
+        }
     }
+
     fn flush(&mut self) -> io::Result<()> {
-        unimplemented!()
+        match &mut self.encoder {
+            Encoder::Plain(writer) => writer.flush(),
+            Encoder::Gzip(writer) => writer.flush(),
+            Encoder::Zstd(writer) => writer.flush(),
+        }
+    }
+}
+
+impl Encoder {
+    fn new(writer: BufWriter<Target>, compression: Compression) -> io::Result<Encoder> {
+        Ok(match compression {
+            Compression::None => Encoder::Plain(writer),
+            Compression::Gzip => Encoder::Gzip(GzEncoder::new(writer, flate2::Compression::best())),
+            Compression::Zstd => {
+                let mut encoder = zstd::Encoder::new(writer, ZSTD_LEVEL)?;
+                encoder.include_checksum(true)?;
+                Encoder::Zstd(encoder)
+            }
+        })
+    }
+
+    fn finish(self) -> io::Result<Target> {
+        let writer = match self {
+            Encoder::Plain(writer) => writer,
+            Encoder::Gzip(encoder) => encoder.finish()?,
+            Encoder::Zstd(encoder) => encoder.finish()?,
+        };
+        writer.into_inner().map_err(io::IntoInnerError::into_error)
+    }
+}
+
+impl Target {
+    fn create(path: &Path) -> io::Result<Target> {
+        if is_dash(path) {
+            return Ok(Target::Stdout(io::stdout()));
+        }
+        let (place, old) = match fs::metadata(path) {
+            Ok(metadata) if metadata.is_dir() => {
+                return Err(io::Error::new(
+                    io::ErrorKind::IsADirectory,
+                    "is a folder, expected the name of a file to write",
+                ));
+            }
+            Ok(metadata) if !metadata.is_file() => {
+                return File::options().write(true).open(path).map(Target::Direct);
+            }
+            Ok(metadata) => (fs::canonicalize(path)?, Some(metadata)),
+            Err(_) => (path.to_owned(), None),
+        };
+        let folder = match place.parent() {
+            Some(folder) if !folder.as_os_str().is_empty() => folder,
+            _ => Path::new("."),
+        };
+        let file = new_file_in(folder)?;
+        if let Some(old) = old {
+            file.as_file().set_permissions(old.permissions())?;
+        }
+        Ok(Target::Beside { file, place })
+    }
+
+    fn commit(self) -> io::Result<()> {
+        match self {
+            Target::Stdout(mut stdout) => stdout.flush(),
+            Target::Direct(mut file) => file.flush(),
+            Target::Beside { file, place } => {
+                file.persist(place).map(drop).map_err(|error| error.error)
+            }
+        }
+    }
+}
+
+/// A temporary file that may be read by whoever may read any new file here: the user's mask decides,
+/// as for every other program.
+fn new_file_in(folder: &Path) -> io::Result<NamedTempFile> {
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(".fraglab-").suffix(".part");
+    #[cfg(unix)]
+    let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o666);
+    #[cfg(unix)]
+    builder.permissions(permissions);
+    builder.tempfile_in(folder)
+}
+
+impl Write for Target {
+    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+        match self {
+            Target::Stdout(stdout) => stdout.write(buffer),
+            Target::Direct(file) => file.write(buffer),
+            Target::Beside { file, .. } => file.write(buffer),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Target::Stdout(stdout) => stdout.flush(),
+            Target::Direct(file) => file.flush(),
+            Target::Beside { file, .. } => file.flush(),
+        }
     }
 }
 
@@ -95,13 +443,113 @@ pub enum WriteTraceError {
     /// The file.
     #[error(transparent)]
     File(#[from] FileError),
+    /// The name does not say a format.
+    #[error(
+        "{path}: the name does not say which format to write: expected .json (native), .txt, .trace \
+         or .ftx (text) or .parquet, each also with .gz or .zst behind"
+    )]
+    Extension {
+        /// The path.
+        path: String,
+    },
+    /// The trace contradicts itself.
+    #[error("{path}: not written, the trace is not valid: {source}")]
+    Invalid {
+        /// The path.
+        path: String,
+        /// What is wrong.
+        source: InvalidTrace,
+    },
+    /// This program was built without Parquet.
+    #[error("{path}: this fraglab was built without Parquet (feature `analytics`); write .json")]
+    NoParquet {
+        /// The path.
+        path: String,
+    },
+    /// Parquet would not have it.
+    #[cfg(feature = "analytics")]
+    #[error("{path}: {source}")]
+    Parquet {
+        /// The path.
+        path: String,
+        /// What is wrong.
+        source: super::ParquetError,
+    },
 }
 
-/// Writes a trace in the format and compression that the name of `path` asks for. Returns warnings
-/// about what that format cannot hold.
+impl WriteTraceError {
+    /// Whether the reader of a pipe has gone, which is no error to the user.
+    pub fn is_broken_pipe(&self) -> bool {
+        matches!(self, WriteTraceError::File(error) if error.is_broken_pipe())
+    }
+}
+
+/// Formats that can be written.
+#[derive(Clone, Copy)]
+enum WriteFormat {
+    Native,
+    Text,
+    Parquet,
+}
+
+impl WriteFormat {
+    /// Standard output gets the native format: it holds everything, and another fraglab reads it.
+    fn of_name(path: &Path) -> Option<WriteFormat> {
+        if is_dash(path) {
+            return Some(WriteFormat::Native);
+        }
+        let inner = match Compression::of_name(path) {
+            Compression::None => path.to_owned(),
+            Compression::Gzip | Compression::Zstd => path.with_extension(""),
+        };
+        match inner.extension()?.to_str()? {
+            "json" => Some(WriteFormat::Native),
+            "txt" | "trace" | "ftx" => Some(WriteFormat::Text),
+            "parquet" => Some(WriteFormat::Parquet),
+            _ => None,
+        }
+    }
+}
+
+/// Writes a trace in the format and compression that the name of `path` asks for (`-`: native JSON to
+/// standard output). Returns warnings about what that format cannot hold.
 ///
 /// # Errors
-/// If the file cannot be written.
-pub fn write_trace(_trace: &Trace, _path: &Path) -> Result<Vec<String>, WriteTraceError> {
-    unimplemented!()
+/// If the name says no format, the trace is not [valid](validate) or the file cannot be written.
+pub fn write_trace(trace: &Trace, path: &Path) -> Result<Vec<String>, WriteTraceError> {
+    let shown = || path.display().to_string();
+    let format =
+        WriteFormat::of_name(path).ok_or_else(|| WriteTraceError::Extension { path: shown() })?;
+    validate(trace).map_err(|source| WriteTraceError::Invalid { path: shown(), source })?;
+    let mut file = OutputFile::create(path)?;
+    let warnings = match format {
+        WriteFormat::Native => write_native(trace, &mut file).map(|()| Vec::new()),
+        WriteFormat::Text => write_text(trace, &mut file),
+        WriteFormat::Parquet => write_parquet_to(trace, path, &mut file)?,
+    };
+    let warnings = warnings.map_err(|error| FileError::new(path, error))?;
+    file.commit()?;
+    Ok(warnings)
+}
+
+#[cfg(feature = "analytics")]
+fn write_parquet_to(
+    trace: &Trace,
+    path: &Path,
+    file: &mut OutputFile,
+) -> Result<io::Result<Vec<String>>, WriteTraceError> {
+    match super::write_parquet(trace, file) {
+        Ok(()) => Ok(Ok(Vec::new())),
+        Err(super::ParquetError::Io(error)) => Ok(Err(error)),
+        Err(source) => Err(WriteTraceError::Parquet { path: path.display().to_string(), source }),
+    }
+}
+
+#[cfg(not(feature = "analytics"))]
+fn write_parquet_to(
+    _trace: &Trace,
+    path: &Path,
+    _file: &mut OutputFile,
+) -> Result<io::Result<Vec<String>>, WriteTraceError> {
+    Err(WriteTraceError::NoParquet { path: path.display().to_string() })
 }

@@ -21,6 +21,7 @@ pub enum SourceKind {
 
 /// Where a trace comes from.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Source {
     /// Kind of file or program.
     #[serde(default)]
@@ -32,6 +33,7 @@ pub struct Source {
 
 /// The device of the recorded run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct DeviceInfo {
     /// Name, as `NVIDIA H200`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -134,6 +136,7 @@ pub enum FaultWhen {
 
 /// An injected failure: `fail create 12`, `fail map all`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Fault {
     /// The call that fails.
     pub call: DeviceCall,
@@ -143,6 +146,7 @@ pub struct Fault {
 
 /// A number or word that a run of this trace must give: `expect caching reserved_bytes_peak 220MiB`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Expectation {
     /// Allocator as on the command line.
     pub allocator: String,
@@ -158,6 +162,7 @@ pub struct Expectation {
 
 /// How much of the recorded run the file shows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct History {
     /// Frees of blocks whose alloc came before the history begins.
     #[serde(default)]
@@ -177,6 +182,7 @@ impl History {
 
 /// The head of a trace. Every field but the name may be absent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Header {
     /// Name of the job, usually the file's stem.
     #[serde(default)]

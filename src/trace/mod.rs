@@ -33,9 +33,9 @@ pub use native::{NATIVE_VERSION, NativeError, read_native, write_native};
 #[cfg(feature = "analytics")]
 pub use parquet::{ParquetError, read_parquet, write_parquet};
 pub use recording::{RecordedAction, RecordedKind, Recording, Truth};
-pub use stats::{TraceStats, stats};
-pub use text::{TextError, read_text, write_text};
-pub use validate::{InvalidTrace, validate};
+pub use stats::{RecordedStats, SizeClass, SizeStats, StreamStats, TraceStats, stats};
+pub use text::{REPEAT_DEPTH_MAX, TEXT_EVENTS_MAX, TextError, read_text, write_text};
+pub use validate::{BLOCK_BYTES_MAX, InvalidTrace, LIVE_BYTES_MAX, validate};
 
 use serde::{Deserialize, Serialize};
 
@@ -162,6 +162,7 @@ pub enum PoolKind {
 
 /// A private pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Pool {
     /// Its name.
     pub name: String,

@@ -55,6 +55,7 @@ pub struct RecordedAction {
 
 /// What a `NAME.truth.json` tells beside a snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Truth {
     /// `torch.cuda.memory_stats()` at the end, flat names.
     pub stats: BTreeMap<String, i64>,

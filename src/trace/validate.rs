@@ -1,20 +1,342 @@
-//! Whether a trace makes sense.
-use super::Trace;
+//! Whether a trace makes sense: every rule that the replay loop relies on, checked once so that the
+//! loop need not.
+//!
+//! ```text
+//!              ┌── free ────────────────────────> gone
+//!   new ─ alloc ─> live ─ defer ─> deferred ─ done ─> gone
+//!              │                   │  ^ a recorded completion inside a flush may come first
+//!              └ access            └──┘
+//!   new ─ attempt ─> gone
+//! ```
+//!
+//! Not checked, because nothing relies on it: that modules nest, and that every block is asked for (a
+//! trace cut short keeps its tables). Pools may still be entered when a trace ends.
+
+use super::{Event, FaultWhen, Op, RecordedKind, Recording, Trace, Transfer};
+use crate::units::{BlockId, PoolId};
+
+/// Largest size of a block in bytes: rounding up by any allocator stays within 64 bits.
+pub const BLOCK_BYTES_MAX: u64 = (1 << 60) - 1;
+
+/// Largest sum of the blocks that are live or deferred at once, in bytes.
+pub const LIVE_BYTES_MAX: u64 = (1 << 63) - 1;
 
 /// A trace contradicts itself.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("event {event}: {message}")]
-pub struct InvalidTrace {
-    /// The event.
-    pub event: u64,
-    /// What is wrong.
-    pub message: String,
+pub enum InvalidTrace {
+    /// An entry of a table is wrong.
+    #[error("{table} {index}: {message}")]
+    Table {
+        /// Name of the table, as in the native format.
+        table: &'static str,
+        /// Index of the entry.
+        index: u64,
+        /// What is wrong.
+        message: String,
+    },
+    /// An event is wrong.
+    #[error("event {event}: {message}")]
+    Event {
+        /// Index of the event.
+        event: u64,
+        /// What is wrong.
+        message: String,
+    },
+    /// An action of the recording is wrong.
+    #[error("recorded action {action}: {message}")]
+    Action {
+        /// Index of the action.
+        action: u64,
+        /// What is wrong.
+        message: String,
+    },
 }
 
-/// Checks every rule that the replay loop relies on.
+/// Checks every rule that the replay loop relies on. Time and memory are linear in the trace.
 ///
 /// # Errors
 /// The first rule broken.
-pub fn validate(_trace: &Trace) -> Result<(), InvalidTrace> {
-    unimplemented!()
+pub fn validate(trace: &Trace) -> Result<(), InvalidTrace> {
+    check_lengths(trace)?;
+    check_sizes(trace)?;
+    check_streams(trace)?;
+    check_sites(trace)?;
+    check_blocks(trace)?;
+    if let Some(recording) = &trace.recording {
+        check_actions(trace, recording)?;
+    }
+    let mut lives = Lives::new(trace);
+    let mut actions = trace.recording.as_ref().map_or(&[][..], |r| &r.actions).iter().enumerate();
+    let mut next_action = actions.next();
+    let mut time_ns = 0;
+    for (index, event) in trace.events.iter().enumerate() {
+        while let Some((position, action)) = next_action.filter(|(_, a)| a.event as usize == index)
+        {
+            if action.kind == RecordedKind::FreeCompleted {
+                lives
+                    .complete_inside(action.block)
+                    .map_err(|message| InvalidTrace::Action { action: position as u64, message })?;
+            }
+            next_action = actions.next();
+        }
+        let at = |message| InvalidTrace::Event { event: index as u64, message };
+        if event.time_ns < time_ns {
+            let before = time_ns;
+            return Err(at(format!("time {} ns is before {before} ns", event.time_ns)));
+        }
+        time_ns = event.time_ns;
+        lives.apply(event).map_err(at)?;
+    }
+    Ok(())
+}
+
+fn table(table: &'static str, index: usize, message: String) -> InvalidTrace {
+    InvalidTrace::Table { table, index: index as u64, message }
+}
+
+/// Ids are 32 bits with the last value taken for "none"; recorded actions count events in 32 bits.
+fn check_lengths(trace: &Trace) -> Result<(), InvalidTrace> {
+    let lengths = [
+        ("blocks", trace.blocks.len()),
+        ("streams", trace.streams.len()),
+        ("pools", trace.pools.len()),
+        ("phases", trace.phases.len()),
+        ("modules", trace.modules.len()),
+        ("transfers", trace.transfers.len()),
+        ("names", trace.names.len()),
+        ("sites.frames", trace.sites.frames.len()),
+        ("sites.stacks", trace.sites.stacks.len()),
+        ("events", trace.events.len()),
+    ];
+    for (name, length) in lengths {
+        if length >= u32::MAX as usize {
+            return Err(table(name, length, format!("more than {} entries", u32::MAX - 1)));
+        }
+    }
+    Ok(())
+}
+
+fn is_size(size_bytes: u64) -> bool {
+    (1..=BLOCK_BYTES_MAX).contains(&size_bytes)
+}
+
+fn bad_size(size_bytes: u64) -> String {
+    format!("{size_bytes} is not between 1 and 2^60 - 1 bytes")
+}
+
+/// The numbers of the header, and the transfers.
+fn check_sizes(trace: &Trace) -> Result<(), InvalidTrace> {
+    let header = &trace.header;
+    let sizes = [
+        ("header.device.capacity_bytes", header.device.capacity_bytes),
+        ("header.device.total_bytes", header.device.total_bytes),
+        ("header.limit_bytes", header.limit_bytes),
+    ];
+    for (name, size) in sizes {
+        if let Some(size_bytes) = size.filter(|&size_bytes| !is_size(size_bytes)) {
+            return Err(table(name, 0, bad_size(size_bytes)));
+        }
+    }
+    if let Some(index) = header.faults.iter().position(|fault| fault.when == FaultWhen::Nth(0)) {
+        return Err(table("header.faults", index, "calls are counted from 1".to_owned()));
+    }
+    let size = |transfer: &Transfer| !is_size(transfer.size_bytes);
+    if let Some(index) = trace.transfers.iter().position(size) {
+        return Err(table("transfers", index, bad_size(trace.transfers[index].size_bytes)));
+    }
+    Ok(())
+}
+
+fn check_streams(trace: &Trace) -> Result<(), InvalidTrace> {
+    let mut handles: Vec<(u64, usize)> =
+        trace.streams.iter().enumerate().map(|(index, s)| (s.handle, index)).collect();
+    handles.sort_unstable();
+    match handles.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+        None => Ok(()),
+        Some(pair) => {
+            let message = format!("handle {:#x} is also that of stream {}", pair[1].0, pair[0].1);
+            Err(table("streams", pair[1].1, message))
+        }
+    }
+}
+
+fn check_sites(trace: &Trace) -> Result<(), InvalidTrace> {
+    let frames = trace.sites.frames.len();
+    for (index, stack) in trace.sites.stacks.iter().enumerate() {
+        if let Some(frame) = stack.iter().find(|frame| frame.index() >= frames) {
+            return Err(table("sites.stacks", index, out_of_range("frame", frame.0, frames)));
+        }
+    }
+    Ok(())
+}
+
+fn check_blocks(trace: &Trace) -> Result<(), InvalidTrace> {
+    let (streams, sites) = (trace.streams.len(), trace.sites.stacks.len());
+    let names = trace.names.len();
+    for (index, block) in trace.blocks.iter().enumerate() {
+        let message = if !is_size(block.size_bytes) {
+            bad_size(block.size_bytes)
+        } else if block.stream.index() >= streams {
+            out_of_range("stream", block.stream.0, streams)
+        } else if block.site.some().is_some_and(|site| site.index() >= sites) {
+            out_of_range("site", block.site.0, sites)
+        } else if block.name.some().is_some_and(|name| name.index() >= names) {
+            out_of_range("name", block.name.0, names)
+        } else {
+            continue;
+        };
+        return Err(table("blocks", index, message));
+    }
+    Ok(())
+}
+
+fn check_actions(trace: &Trace, recording: &Recording) -> Result<(), InvalidTrace> {
+    let (addresses, blocks) = (recording.block_addresses.len(), trace.blocks.len());
+    if addresses != blocks {
+        let message = format!("{addresses} addresses for {blocks} blocks");
+        return Err(table("recording.address", addresses.min(blocks), message));
+    }
+    let (events, streams) = (trace.events.len(), trace.streams.len());
+    let mut last = 0;
+    for (index, action) in recording.actions.iter().enumerate() {
+        let message = if action.event as usize >= events {
+            out_of_range("event", action.event, events)
+        } else if action.event < last {
+            format!("event {} comes after event {last}: actions must ascend", action.event)
+        } else if action.stream.index() >= streams {
+            out_of_range("stream", action.stream.0, streams)
+        } else if action.kind != RecordedKind::FreeCompleted && !action.block.is_none() {
+            format!("names block {}, which only free_completed may do", action.block.0)
+        } else {
+            last = action.event;
+            continue;
+        };
+        return Err(InvalidTrace::Action { action: index as u64, message });
+    }
+    Ok(())
+}
+
+fn out_of_range(what: &str, id: u32, length: usize) -> String {
+    format!("{what} {id} does not exist: there are {length}")
+}
+
+/// How far a block has come in its life.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Life {
+    New,
+    Live,
+    Deferred,
+    /// Deferred, and the recorded run completed it inside a flush.
+    Completed,
+    Gone,
+}
+
+/// The state that events change.
+struct Lives<'a> {
+    trace: &'a Trace,
+    lives: Vec<Life>,
+    live_bytes: u64,
+    entered: Vec<PoolId>,
+}
+
+impl<'a> Lives<'a> {
+    fn new(trace: &'a Trace) -> Self {
+        let lives = vec![Life::New; trace.blocks.len()];
+        Lives { trace, lives, live_bytes: 0, entered: Vec::new() }
+    }
+
+    fn apply(&mut self, event: &Event) -> Result<(), String> {
+        let trace = self.trace;
+        match event.op {
+            Op::Alloc(block) => self.born(block, Life::Live),
+            Op::Attempt(block) => self.born(block, Life::Gone),
+            Op::Free(block) => self.advance(block, "free", &[Life::Live], Life::Gone),
+            Op::Defer(block) => self.advance(block, "defer", &[Life::Live], Life::Deferred),
+            Op::Done(block) => {
+                self.advance(block, "done", &[Life::Deferred, Life::Completed], Life::Gone)
+            }
+            Op::Access(block) => self.advance(block, "access", &[Life::Live], Life::Live),
+            Op::EmptyCache => Ok(()),
+            Op::Mark(phase) => in_range("phase", phase.0, trace.phases.len()),
+            Op::ModuleEnter(module) | Op::ModuleLeave(module) => {
+                in_range("module", module.0, trace.modules.len())
+            }
+            Op::Transfer(transfer) => in_range("transfer", transfer.0, trace.transfers.len()),
+            Op::PoolEnter(pool) | Op::PoolLeave(pool) | Op::PoolDelete(pool) => {
+                in_range("pool", pool.0, trace.pools.len())?;
+                self.pool(event.op)
+            }
+        }
+    }
+
+    fn pool(&mut self, op: Op) -> Result<(), String> {
+        match op {
+            Op::PoolEnter(pool) => self.entered.push(pool),
+            Op::PoolLeave(pool) if self.entered.last() == Some(&pool) => {
+                self.entered.pop();
+            }
+            Op::PoolLeave(pool) => {
+                return Err(match self.entered.last() {
+                    Some(inner) => format!("leaves pool {}, but is in pool {}", pool.0, inner.0),
+                    None => format!("leaves pool {}, but is in none", pool.0),
+                });
+            }
+            Op::PoolDelete(pool) if self.entered.contains(&pool) => {
+                return Err(format!("deletes pool {} while in it", pool.0));
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn born(&mut self, block: BlockId, life: Life) -> Result<(), String> {
+        self.advance(block, "alloc", &[Life::New], life)?;
+        if life == Life::Live {
+            // Neither addend reaches 2^63, so the sum is exact.
+            self.live_bytes += self.trace.blocks[block.index()].size_bytes;
+            if self.live_bytes > LIVE_BYTES_MAX {
+                return Err(format!("block {}: more than 2^63 - 1 bytes live at once", block.0));
+            }
+        }
+        Ok(())
+    }
+
+    fn advance(
+        &mut self,
+        block: BlockId,
+        what: &str,
+        from: &[Life],
+        to: Life,
+    ) -> Result<(), String> {
+        let blocks = self.lives.len();
+        let Some(life) = self.lives.get_mut(block.index()) else {
+            return Err(out_of_range("block", block.0, blocks));
+        };
+        if !from.contains(life) {
+            return Err(format!("{what} of block {}, which {}", block.0, describe(*life)));
+        }
+        if *life != Life::New && to == Life::Gone {
+            self.live_bytes -= self.trace.blocks[block.index()].size_bytes;
+        }
+        *life = to;
+        Ok(())
+    }
+
+    fn complete_inside(&mut self, block: BlockId) -> Result<(), String> {
+        self.advance(block, "free_completed", &[Life::Deferred], Life::Completed)
+    }
+}
+
+fn describe(life: Life) -> &'static str {
+    match life {
+        Life::New => "was not asked for yet",
+        Life::Live => "is live",
+        Life::Deferred => "is already freed and deferred",
+        Life::Completed => "is already completed",
+        Life::Gone => "is already gone",
+    }
+}
+
+fn in_range(what: &str, id: u32, length: usize) -> Result<(), String> {
+    if id as usize >= length { Err(out_of_range(what, id, length)) } else { Ok(()) }
 }

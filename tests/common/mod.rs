@@ -1,4 +1,6 @@
-//! What several topics share.
+//! What several test modules share.
+
+pub(crate) mod trace_gen;
 
 use std::path::{Path, PathBuf};
 
