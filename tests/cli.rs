@@ -412,7 +412,7 @@ mod run {
         let (small, out) = (folder.file("small.txt", SMALL), folder.path("log.csv"));
         let args = ["run", "--trace", &small, "--alloc", allocs, "--decisions", &out];
         assert_code(&fraglab(&args), 0);
-        fs::read_to_string(out).unwrap().lines().map(str::to_owned).collect()
+        fs::read_to_string(out).expect("written").lines().map(str::to_owned).collect()
     }
 
     #[test]

@@ -65,7 +65,9 @@ impl Console {
     pub(super) fn error(&self, error: &anyhow::Error) {
         self.note(&format!("fraglab: {}", one_line(error)));
         if let Some(excerpt) = error.downcast_ref::<ReadFailure>().and_then(ReadFailure::excerpt) {
-            complain(excerpt);
+            for line in excerpt.lines() {
+                complain(&format!("  {}", printable(&line.replace('\t', " "))));
+            }
         }
     }
 }

@@ -120,7 +120,10 @@ fn check(args: &Args) -> anyhow::Result<()> {
 fn write_stdout(trace: &Trace, format: Format) -> anyhow::Result<(Vec<String>, Option<u64>)> {
     let folder = tempfile::tempdir().context("-: cannot make a temporary folder")?;
     let path = folder.path().join(format.file_name());
-    let warnings = write_trace(trace, &path)?;
+    let warnings = write_trace(trace, &path).map_err(|error| {
+        // The user never chose the temporary file's name.
+        anyhow::Error::msg(error.to_string().replace(&*path.to_string_lossy(), "-"))
+    })?;
     let written_bytes = copy_to_stdout(&path)?;
     Ok((warnings, Some(written_bytes)))
 }

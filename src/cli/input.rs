@@ -2,15 +2,10 @@
 
 use std::error::Error;
 use std::fmt;
-use std::io::{BufRead, Read};
 use std::path::{Path, PathBuf};
 
 use crate::import::{ImportError, Imported, ReadOptions, read_trace};
-use crate::report::text::printable;
-use crate::trace::{Input, TextError};
-
-/// Longest line of a text trace that is shown under an error, in bytes.
-const EXCERPT_BYTES_MAX: u64 = 200;
+use crate::trace::TextError;
 
 /// Reads a trace, `-` for standard input.
 ///
@@ -29,7 +24,7 @@ pub(super) struct ReadFailure {
 
 impl ReadFailure {
     fn new(path: &Path, error: &ImportError) -> ReadFailure {
-        let excerpt = text_error(error).and_then(|error| excerpt(path, error));
+        let excerpt = text_error(error).map(TextError::excerpt);
         ReadFailure { message: located(path, error), excerpt }
     }
 
@@ -59,30 +54,6 @@ pub(super) fn located(path: &Path, error: &dyn Error) -> String {
 fn text_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a TextError> {
     std::iter::successors(Some(error), |&error| error.source())
         .find_map(|error| error.downcast_ref::<TextError>())
-}
-
-/// The line of a text trace with a caret under the column. Standard input and pipes cannot be read
-/// again.
-fn excerpt(path: &Path, error: &TextError) -> Option<String> {
-    if is_stdio(path) || !std::fs::metadata(path).ok()?.is_file() {
-        return None;
-    }
-    let before = usize::try_from(error.line).ok()?.checked_sub(1)?;
-    let mut reader = Input::open(path).ok()?.reader;
-    for _ in 0..before {
-        reader.skip_until(b'\n').ok()?;
-    }
-    let mut line = Vec::new();
-    reader.take(EXCERPT_BYTES_MAX).read_until(b'\n', &mut line).ok()?;
-    Some(pointed(&String::from_utf8_lossy(&line), error.column))
-}
-
-/// A line and a caret under a column, counted from 1.
-fn pointed(line: &str, column: u32) -> String {
-    let line = line.trim_end().replace('\t', " ");
-    let column = usize::try_from(column).unwrap_or(1).max(1);
-    let caret_at = (column - 1).min(line.chars().count());
-    format!("  {}\n  {}^", printable(&line), " ".repeat(caret_at))
 }
 
 /// Whether a path stands for standard input or output.
@@ -124,12 +95,5 @@ mod tests {
         assert_eq!(text("3:1: what"), "a.txt: 3:1: what");
         assert_eq!(text("a.txt:3:1: what"), "a.txt:3:1: what");
         assert_eq!(text("a.txt.gz is another"), "a.txt: a.txt.gz is another");
-    }
-
-    #[test]
-    fn the_caret_stands_under_the_column() {
-        assert_eq!(pointed("alloc\ta 10XB\n", 9), "  alloc a 10XB\n          ^");
-        assert_eq!(pointed("end", 99), "  end\n     ^", "never beyond the line");
-        assert_eq!(pointed("", 0), "  \n  ^");
     }
 }

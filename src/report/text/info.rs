@@ -1,17 +1,20 @@
 //! The answer of `info`: what a file is, what is known of the job, and its statistics.
 
-use std::collections::BTreeMap;
-
 use serde::Serialize;
-use serde_json::Value;
 
 use super::grid::{Align, Grid};
 use super::{Style, Tone, counted, duration, grouped, percent, printable, wrapped};
-use crate::trace::{Header, RecordedKind, Recording, SourceKind, Trace, TraceStats, stats};
+use crate::trace::{
+    Header, RecordedStats, SizeStats, SourceKind, StreamStats, Trace, TraceStats, Truth, stats,
+};
 use crate::units::Bytes;
 
-/// Rows of a table that the text shows; the JSON has all.
-const ROWS_MAX: usize = 12;
+/// Phases that the text names; the JSON has all.
+const PHASES_SHOWN: usize = 8;
+/// Streams that the text shows; the JSON has all.
+const STREAMS_SHOWN: usize = 8;
+/// The text joins this many neighbouring size classes into one row, so that they fit a screen.
+const CLASSES_PER_ROW: u32 = 3;
 
 /// What `info` tells of one file. Field names are the JSON names.
 #[derive(Clone, Debug, Serialize)]
@@ -23,38 +26,15 @@ pub struct FileFacts {
     pub file_bytes: Option<u64>,
     /// The head of the trace.
     pub header: Header,
-    /// Share of the job's blocks whose alloc the history shows, 0 to 1.
-    pub history_share: f64,
+    /// Names of the phases, each once, in the order in which they first began.
+    pub phases: Vec<String>,
     /// Statistics.
     pub stats: TraceStats,
-    /// What the allocator of the recorded run did.
+    /// What the recorded allocator reported of itself at the end, where a truth file tells.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub recorded: Option<RecordedFacts>,
+    pub reported: Option<Truth>,
     /// What should be known about how the file was read, one line each.
     pub warnings: Vec<String>,
-}
-
-/// What the allocator of a recorded run did, in figures.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct RecordedFacts {
-    /// Segments obtained from the device.
-    pub segment_allocs: u64,
-    /// Segments given back.
-    pub segment_frees: u64,
-    /// Ranges of pages mapped.
-    pub segment_maps: u64,
-    /// Ranges of pages unmapped.
-    pub segment_unmaps: u64,
-    /// Refused requests.
-    pub ooms: u64,
-    /// How the run ended, where a truth file says.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub outcome: Option<String>,
-    /// The run reset its peak statistics: its peaks count from an unknown moment.
-    pub peak_stats_reset: bool,
-    /// What the allocator reported of itself at the end, under its own names.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub stats: BTreeMap<String, i64>,
 }
 
 impl FileFacts {
@@ -69,80 +49,67 @@ impl FileFacts {
             file,
             file_bytes,
             header: trace.header.clone(),
-            history_share: trace.header.history.share(),
+            phases: trace.phases.clone(),
             stats: stats(trace),
-            recorded: trace.recording.as_ref().map(RecordedFacts::new),
+            reported: trace.recording.as_ref().and_then(|recording| recording.truth.clone()),
             warnings,
         }
     }
 }
 
-impl RecordedFacts {
-    fn new(recording: &Recording) -> Self {
-        let mut facts = RecordedFacts::default();
-        for action in &recording.actions {
-            match action.kind {
-                RecordedKind::SegmentAlloc => facts.segment_allocs += 1,
-                RecordedKind::SegmentFree => facts.segment_frees += 1,
-                RecordedKind::SegmentMap => facts.segment_maps += 1,
-                RecordedKind::SegmentUnmap => facts.segment_unmaps += 1,
-                RecordedKind::Oom => facts.ooms += 1,
-                RecordedKind::FreeCompleted => {}
-            }
-        }
-        if let Some(truth) = &recording.truth {
-            facts.outcome = truth.outcome.clone();
-            facts.peak_stats_reset = truth.peak_stats_reset;
-            facts.stats = truth.stats.clone();
-        }
-        facts
-    }
-}
-
 /// One file as text.
 pub fn info(facts: &FileFacts, style: Style) -> String {
-    let file = printable(&facts.file);
-    let mut out = style.paint(Tone::Heading, &file) + "\n";
     let mut lines = Lines::default();
-    about_file(facts, &mut lines);
+    lines.add("what", what(facts));
+    lines.add_some("name", &facts.header.name);
     about_job(&facts.header, &mut lines);
-    about_history(facts, &mut lines);
-    if let Some(recorded) = &facts.recorded {
-        about_recorded(recorded, &mut lines);
+    lines.add("history", history(facts));
+    about_events(facts, &mut lines);
+    if let Some(recorded) = &facts.stats.recorded {
+        lines.add("recorded", recorded_allocator(recorded));
     }
-    let stats = serde_json::to_value(&facts.stats).unwrap_or_default();
-    let tables = about_stats(&stats, &mut lines);
+    if let Some(reported) = &facts.reported {
+        about_reported(reported, &mut lines);
+    }
+    let mut out = style.paint(Tone::Heading, &printable(&facts.file)) + "\n";
     out.push_str(&lines.render());
-    for (name, rows) in tables {
+    if !facts.stats.sizes.classes.is_empty() {
         out.push('\n');
-        out.push_str(&style.paint(Tone::Heading, &spaced(name)));
+        out.push_str(&size_table(&facts.stats.sizes).render(style));
+    }
+    if facts.stats.by_stream.len() > 1 {
         out.push('\n');
-        out.push_str(&table(rows, style));
+        out.push_str(&stream_table(&facts.stats.by_stream, style));
     }
     out
 }
 
-/// Labelled lines, the labels as wide as the widest.
+/// Labelled lines, the labels as wide as the widest. Values are made printable.
 #[derive(Default)]
-struct Lines(Vec<(String, String)>);
+struct Lines(Vec<(&'static str, String)>);
 
 impl Lines {
-    fn add(&mut self, label: &str, value: impl Into<String>) {
-        self.0.push((label.to_owned(), value.into()));
+    fn add(&mut self, label: &'static str, value: impl Into<String>) {
+        self.0.push((label, value.into()));
+    }
+
+    fn add_some(&mut self, label: &'static str, value: &str) {
+        if !value.is_empty() {
+            self.add(label, value);
+        }
     }
 
     fn render(&self) -> String {
-        let width = self.0.iter().map(|(label, _)| label.chars().count()).max().unwrap_or(0);
+        let width = self.0.iter().map(|(label, _)| label.len()).max().unwrap_or(0);
         let indent = " ".repeat(width + 4);
-        let line = |(label, value): &(String, String)| {
-            let padding = " ".repeat(width - label.chars().count());
-            wrapped(&format!("  {label}{padding}  "), value, &indent)
+        let line = |(label, value): &(&str, String)| {
+            wrapped(&format!("  {label:width$}  "), &printable(value), &indent)
         };
         self.0.iter().map(line).collect()
     }
 }
 
-fn about_file(facts: &FileFacts, lines: &mut Lines) {
+fn what(facts: &FileFacts) -> String {
     let kind = match facts.header.source.kind {
         SourceKind::Unknown => "trace of unknown source",
         SourceKind::TorchSnapshot => "snapshot of PyTorch's CUDA caching allocator",
@@ -152,170 +119,318 @@ fn about_file(facts: &FileFacts, lines: &mut Lines) {
     };
     let mut what = kind.to_owned();
     if let Some(version) = &facts.header.source.version {
-        what.push_str(&format!(", version {}", printable(version)));
+        what.push_str(&format!(", version {version}"));
     }
     if let Some(bytes) = facts.file_bytes {
         what.push_str(&format!(", {} on disk", Bytes(bytes)));
     }
-    lines.add("what", what);
-    if !facts.header.name.is_empty() {
-        lines.add("name", printable(&facts.header.name));
-    }
+    what
 }
 
 fn about_job(header: &Header, lines: &mut Lines) {
     let device = &header.device;
-    let mut parts = Vec::new();
-    if let Some(name) = &device.name {
-        parts.push(printable(name).into_owned());
-    }
-    if let Some(index) = device.index {
-        parts.push(format!("index {index}"));
-    }
-    if let Some(bytes) = device.total_bytes {
-        parts.push(format!("{} in total", Bytes(bytes)));
-    }
-    if let Some(bytes) = device.capacity_bytes {
-        parts.push(format!("capacity {}", Bytes(bytes)));
-    }
-    if !parts.is_empty() {
-        lines.add("device", parts.join(", "));
-    }
+    let mut parts: Vec<String> = device.name.iter().cloned().collect();
+    parts.extend(device.index.map(|index| format!("index {index}")));
+    parts.extend(device.total_bytes.map(|bytes| format!("{} in total", Bytes(bytes))));
+    parts.extend(device.capacity_bytes.map(|bytes| format!("capacity {}", Bytes(bytes))));
+    lines.add_some("device", &parts.join(", "));
     if let Some(settings) = &header.settings {
-        let settings = printable(settings);
-        lines.add("settings", if settings.is_empty() { "default".into() } else { settings });
+        lines.add("settings", if settings.is_empty() { "default" } else { settings });
     }
     if let Some(bytes) = header.limit_bytes {
         lines.add("limit", Bytes(bytes).to_string());
     }
-    if !header.strategies.is_empty() {
-        lines.add("strategies", printable(&header.strategies.join(", ")));
-    }
+    lines.add_some("strategies", &header.strategies.join(", "));
+    let mut checks = Vec::new();
     if !header.faults.is_empty() {
-        lines.add("injected failures", grouped(header.faults.len() as u64));
+        checks.push(counted(header.faults.len() as u64, "injected failure"));
     }
     if !header.expectations.is_empty() {
-        lines.add("expectations", grouped(header.expectations.len() as u64));
+        checks.push(counted(header.expectations.len() as u64, "expectation"));
     }
+    lines.add_some("for tests", &checks.join(", "));
 }
 
-fn about_history(facts: &FileFacts, lines: &mut Lines) {
-    let text = if facts.history_share < 1.0 {
-        let unseen = facts.header.history.frees_without_alloc;
-        format!(
-            "{} of all known blocks; {} without an alloc",
-            percent(facts.history_share),
-            counted(unseen, "free"),
-        )
-    } else {
-        "whole".to_owned()
-    };
-    lines.add("history", text);
+fn history(facts: &FileFacts) -> String {
+    let share = facts.stats.history_share;
+    if share >= 1.0 {
+        return "whole".to_owned();
+    }
+    let unseen = counted(facts.header.history.frees_without_alloc, "free");
+    format!("{} of all known blocks; {unseen} without an alloc", percent(share))
 }
 
-fn about_recorded(recorded: &RecordedFacts, lines: &mut Lines) {
-    let mut parts = Vec::new();
-    let mut add = |count: u64, noun: &str| {
-        if count > 0 {
-            parts.push(counted(count, noun));
-        }
-    };
-    add(recorded.segment_allocs, "segment alloc");
-    add(recorded.segment_frees, "segment free");
-    add(recorded.segment_maps, "segment map");
-    add(recorded.segment_unmaps, "segment unmap");
-    add(recorded.ooms, "refusal");
-    if parts.is_empty() {
-        parts.push("block addresses only".to_owned());
-    }
-    lines.add("recorded allocator", parts.join(", "));
-    let since = if recorded.peak_stats_reset { " since its statistics were reset" } else { "" };
-    let peaks = [
-        ("recorded allocated peak", "allocated_bytes.all.peak"),
-        ("recorded reserved peak", "reserved_bytes.all.peak"),
+fn about_events(facts: &FileFacts, lines: &mut Lines) {
+    let stats = &facts.stats;
+    let counts = [
+        (stats.allocs, "alloc"),
+        (stats.attempts, "attempt"),
+        (stats.frees, "free"),
+        (stats.defers, "defer"),
+        (stats.dones, "done"),
+        (stats.empty_caches, "empty_cache"),
     ];
-    for (label, key) in peaks {
-        if let Some(bytes) = recorded.stats.get(key).and_then(|&bytes| u64::try_from(bytes).ok()) {
-            lines.add(label, format!("{}{since}", Bytes(bytes)));
-        }
+    let counts = counts.into_iter().filter(|(count, _)| *count > 0);
+    let counts: Vec<String> =
+        counts.map(|(count, name)| format!("{} {name}", grouped(count))).collect();
+    let mut events = grouped(stats.events);
+    if stats.duration_ns > 0 {
+        events.push_str(&format!(" in {}", duration(stats.duration_ns)));
     }
-    if let Some(&retries) = recorded.stats.get("num_alloc_retries").filter(|&&retries| retries > 0)
-    {
-        lines.add("recorded retries", retries.to_string());
+    if !counts.is_empty() {
+        events.push_str(&format!(": {}", counts.join(", ")));
     }
-    if let Some(outcome) = &recorded.outcome {
-        lines.add("recorded outcome", printable(outcome));
+    lines.add("events", events);
+    if !facts.phases.is_empty() {
+        lines.add("phases", phases(facts));
     }
+    let mut requested = format!("peak {}", Bytes(stats.requested_bytes_peak));
+    if let Some(event) = stats.requested_peak_event {
+        requested.push_str(&format!(" at event {}", grouped(event)));
+    }
+    if let Some(phase) = &stats.requested_peak_phase {
+        requested.push_str(&format!(" ({phase})"));
+    }
+    requested.push_str(&format!(", {} at the end", Bytes(stats.requested_bytes_final)));
+    lines.add("requested", requested);
+    lines.add(
+        "blocks",
+        format!(
+            "{} live at most, {} never freed",
+            grouped(stats.live_blocks_peak),
+            grouped(stats.never_freed_blocks)
+        ),
+    );
+    let SizeStats { distinct, median_bytes, largest_bytes, .. } = stats.sizes;
+    let (median, largest) = (Bytes(median_bytes), Bytes(largest_bytes));
+    let total = Bytes(stats.alloc_bytes_total);
+    lines.add(
+        "sizes",
+        format!(
+            "{} different, median {median}, largest {largest}, {total} in all",
+            grouped(distinct)
+        ),
+    );
 }
 
-/// Statistics are shown field by field, by name and in the unit that the name ends in: a new one needs
-/// no line here. Gives back the fields that are tables.
-fn about_stats<'a>(stats: &'a Value, lines: &mut Lines) -> Vec<(&'a str, &'a [Value])> {
-    let mut tables = Vec::new();
-    let Value::Object(fields) = stats else { return tables };
-    for (name, value) in sorted(fields) {
-        match value {
-            Value::Null => {}
-            Value::Array(rows) if rows.iter().any(Value::is_object) => {
-                tables.push((name, rows.as_slice()));
-            }
-            Value::Array(items) => {
-                let shown: Vec<String> =
-                    items.iter().take(ROWS_MAX).map(|item| cell(name, item)).collect();
-                let more = if items.len() > shown.len() { ", ..." } else { "" };
-                lines.add(
-                    &spaced(name),
-                    format!("{}: {}{more}", grouped(items.len() as u64), shown.join(", ")),
-                );
-            }
-            value => lines.add(&spaced(name), cell(name, value)),
-        }
+fn phases(facts: &FileFacts) -> String {
+    let mut text = counted(facts.stats.phases, "mark");
+    if facts.stats.steps > 0 {
+        text.push_str(&format!(", {}", counted(facts.stats.steps, "step")));
     }
-    tables
+    let shown: Vec<&str> = facts.phases.iter().take(PHASES_SHOWN).map(String::as_str).collect();
+    let more = if facts.phases.len() > shown.len() { ", ..." } else { "" };
+    format!("{text}: {}{more}", shown.join(", "))
 }
 
-/// Fields by name: the order of a JSON map depends on how the program was built.
-fn sorted(fields: &serde_json::Map<String, Value>) -> BTreeMap<&str, &Value> {
-    fields.iter().map(|(name, value)| (name.as_str(), value)).collect()
+fn recorded_allocator(recorded: &RecordedStats) -> String {
+    let RecordedStats { segment_allocs, segment_frees, reserved_bytes_peak, ooms, addresses } =
+        *recorded;
+    let reserved = Bytes(reserved_bytes_peak);
+    let mut parts = vec![
+        format!("segments reserve {reserved} at most"),
+        counted(segment_allocs, "segment alloc"),
+        counted(segment_frees, "segment free"),
+        format!("addresses of {}", counted(addresses, "block")),
+    ];
+    if ooms > 0 {
+        parts.push(counted(ooms, "refused request"));
+    }
+    parts.join(", ")
 }
 
-fn table(rows: &[Value], style: Style) -> String {
-    let Some(Value::Object(first)) = rows.first() else { return String::new() };
-    let names: Vec<&str> = sorted(first).into_keys().collect();
-    let aligns: Vec<Align> = names
-        .iter()
-        .map(|name| if first[*name].is_string() { Align::Left } else { Align::Right })
-        .collect();
-    let mut grid = Grid::new(&aligns);
-    grid.head(names.iter().map(|name| spaced(name)));
-    for row in rows.iter().take(ROWS_MAX) {
-        grid.row(names.iter().map(|name| cell(name, &row[*name])), String::new());
+fn about_reported(reported: &Truth, lines: &mut Lines) {
+    let bytes = |key: &str| {
+        let value = reported.stats.get(key).and_then(|&value| u64::try_from(value).ok());
+        value.map(|bytes| Bytes(bytes).to_string())
+    };
+    let mut parts = Vec::new();
+    parts.extend(bytes("allocated_bytes.all.peak").map(|peak| format!("allocated peak {peak}")));
+    parts.extend(bytes("reserved_bytes.all.peak").map(|peak| format!("reserved peak {peak}")));
+    if reported.peak_stats_reset {
+        parts.push("peaks since a reset".to_owned());
+    }
+    let retries = reported.stats.get("num_alloc_retries").copied().unwrap_or(0);
+    if retries > 0 {
+        parts.push(format!("{retries} retries"));
+    }
+    lines.add_some("reported", &parts.join(", "));
+    lines.add_some("outcome", reported.outcome.as_deref().unwrap_or_default());
+}
+
+fn size_table(sizes: &SizeStats) -> Grid {
+    let (allocs, bytes) = sizes.classes.iter().fold((0u64, 0u64), |(allocs, bytes), class| {
+        (allocs.saturating_add(class.allocs), bytes.saturating_add(class.bytes))
+    });
+    let share = |part: u64, whole: u64| percent(part as f64 / whole.max(1) as f64);
+    let row_of = |min_bytes: u64| min_bytes.max(1).ilog2() / CLASSES_PER_ROW;
+    let mut grid = Grid::new(&[Align::Right; 6]);
+    grid.head(["  sizes from", "below", "allocs", "", "bytes", ""]);
+    for row in sizes.classes.chunk_by(|a, b| row_of(a.min_bytes) == row_of(b.min_bytes)) {
+        let first_power = row_of(row[0].min_bytes) * CLASSES_PER_ROW;
+        let below = 1u64.checked_shl(first_power + CLASSES_PER_ROW);
+        let row_allocs = row.iter().fold(0, |sum: u64, class| sum.saturating_add(class.allocs));
+        let row_bytes = row.iter().fold(0, |sum: u64, class| sum.saturating_add(class.bytes));
+        let cells = [
+            Bytes(1 << first_power).to_string(),
+            below.map_or_else(String::new, |below| Bytes(below).to_string()),
+            grouped(row_allocs),
+            share(row_allocs, allocs),
+            Bytes(row_bytes).to_string(),
+            share(row_bytes, bytes),
+        ];
+        grid.row(cells, String::new());
+    }
+    grid
+}
+
+fn stream_table(streams: &[StreamStats], style: Style) -> String {
+    let mut grid = Grid::new(&[Align::Right; 4]);
+    grid.head(["  stream", "allocs", "bytes", ""]);
+    for stream in streams.iter().take(STREAMS_SHOWN) {
+        let cells = [
+            format!("{:#x}", stream.handle),
+            grouped(stream.allocs),
+            Bytes(stream.bytes).to_string(),
+            percent(stream.share),
+        ];
+        grid.row(cells, String::new());
     }
     let mut out = grid.render(style);
-    if rows.len() > ROWS_MAX {
-        out.push_str(&format!("... and {} more; --json has all\n", rows.len() - ROWS_MAX));
+    let more = streams.len().saturating_sub(STREAMS_SHOWN);
+    if more > 0 {
+        out.push_str(&format!("  and {}; --json has all\n", counted(more as u64, "more stream")));
     }
     out
 }
 
-/// `requested_bytes_peak` as a label: the unit shows in the value.
-fn spaced(name: &str) -> String {
-    let words = name.split('_').filter(|word| !matches!(*word, "bytes" | "ns"));
-    words.collect::<Vec<_>>().join(" ")
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::text::WIDTH;
+    use crate::trace::{DeviceInfo, History, SizeClass, Source};
+    use crate::units::{GIB, MIB};
 
-fn cell(name: &str, value: &Value) -> String {
-    match value {
-        Value::Number(number) => match number.as_u64() {
-            Some(bytes) if name.split('_').any(|word| word == "bytes") => Bytes(bytes).to_string(),
-            Some(ns) if name.ends_with("_ns") => duration(ns),
-            Some(count) => grouped(count),
-            None => {
-                number.as_f64().map_or_else(|| number.to_string(), |value| format!("{value:.3}"))
-            }
-        },
-        Value::String(text) => printable(text).into_owned(),
-        Value::Null => "-".to_owned(),
-        other => printable(&other.to_string()).into_owned(),
+    fn facts() -> FileFacts {
+        let class = |min_bytes, allocs, bytes| SizeClass { min_bytes, allocs, bytes };
+        FileFacts {
+            file: "runs/llama.pickle.gz".to_owned(),
+            file_bytes: Some(3 * MIB),
+            header: Header {
+                name: "llama".to_owned(),
+                source: Source {
+                    kind: SourceKind::TorchSnapshot,
+                    version: Some("2.11.0+cu130".to_owned()),
+                },
+                device: DeviceInfo {
+                    name: Some("NVIDIA H200".to_owned()),
+                    total_bytes: Some(140 * GIB),
+                    ..DeviceInfo::default()
+                },
+                settings: Some("max_split_size_mb:128".to_owned()),
+                limit_bytes: Some(60 * GIB),
+                history: History { frees_without_alloc: 1, allocs: 3 },
+                ..Header::default()
+            },
+            phases: (0..12).map(|step| format!("step{step}.forward")).collect(),
+            stats: TraceStats {
+                events: 231_791,
+                allocs: 100,
+                frees: 90,
+                phases: 12,
+                steps: 12,
+                duration_ns: 12_300_000_000,
+                requested_bytes_peak: 48 * GIB,
+                requested_peak_event: Some(1234),
+                requested_peak_phase: Some("step1.forward".to_owned()),
+                history_share: 0.75,
+                sizes: SizeStats {
+                    distinct: 4,
+                    median_bytes: 512,
+                    largest_bytes: 64 * MIB,
+                    classes: vec![
+                        class(512, 60, 30_720),
+                        class(1024, 20, 20_480),
+                        class(4096, 10, 40_960),
+                        class(64 * MIB, 10, 640 * MIB),
+                    ],
+                },
+                recorded: Some(RecordedStats {
+                    segment_allocs: 30,
+                    segment_frees: 1,
+                    reserved_bytes_peak: 72 * GIB,
+                    ooms: 0,
+                    addresses: 100,
+                }),
+                ..TraceStats::default()
+            },
+            reported: Some(Truth {
+                stats: [("reserved_bytes.all.peak".to_owned(), 72 << 30)].into(),
+                outcome: Some("ok".to_owned()),
+                peak_stats_reset: true,
+            }),
+            warnings: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_recording_fits_a_screen_and_tells_what_matters() {
+        let text = info(&facts(), Style::default());
+        assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
+        assert!(text.lines().count() <= 24, "{text}");
+        let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        for part in [
+            "snapshot of PyTorch's CUDA caching allocator, version 2.11.0+cu130, 3 MiB on disk",
+            "NVIDIA H200, 140 GiB in total",
+            "max_split_size_mb:128",
+            "75.0% of all known blocks; 1 free without an alloc",
+            "231,791 in 12.3 s: 100 alloc, 90 free",
+            "12 marks, 12 steps: step0.forward, ",
+            "peak 48 GiB at event 1,234 (step1.forward)",
+            "segments reserve 72 GiB at most, 30 segment allocs, 1 segment free",
+            "reserved peak 72 GiB, peaks since a reset",
+        ] {
+            assert!(words.contains(part), "{part} is missing in {text}");
+        }
+    }
+
+    #[test]
+    fn neighbouring_size_classes_share_a_row() {
+        let text = size_table(&facts().stats.sizes).render(Style::default());
+        let rows: Vec<String> =
+            text.lines().map(|l| l.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+        assert_eq!(rows[1], "512 B 4 KiB 80 80.0% 50 KiB 0.0%");
+        assert_eq!(rows[2], "4 KiB 32 KiB 10 10.0% 40 KiB 0.0%");
+        assert_eq!(rows[3], "16 MiB 128 MiB 10 10.0% 640 MiB 100.0%");
+    }
+
+    #[test]
+    fn the_largest_class_has_no_upper_end() {
+        let sizes = SizeStats {
+            classes: vec![SizeClass { min_bytes: 1 << 63, allocs: 1, bytes: 1 << 63 }],
+            ..SizeStats::default()
+        };
+        assert!(size_table(&sizes).render(Style::default()).contains("TiB"));
+    }
+
+    #[test]
+    fn streams_are_told_apart_where_there_are_several() {
+        let mut facts = facts();
+        let stream = |handle| StreamStats { handle, allocs: 5, bytes: MIB, share: 0.1 };
+        facts.stats.by_stream = (0..10).map(stream).collect();
+        let text = info(&facts, Style::default());
+        assert!(text.contains("0x7"), "{text}");
+        assert!(text.contains("and 2 more streams; --json has all"), "{text}");
+        facts.stats.by_stream.truncate(1);
+        assert!(!info(&facts, Style::default()).contains("0x0"));
+    }
+
+    #[test]
+    fn names_from_files_cannot_drive_the_terminal() {
+        let mut facts = facts();
+        facts.header.settings = Some("\x1b[2J".to_owned());
+        facts.phases = vec!["\x1b]0;x\x07".to_owned()];
+        facts.file = "a\x1b".to_owned();
+        assert!(!info(&facts, Style::default()).contains('\x1b'));
     }
 }
