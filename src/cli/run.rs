@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use clap::ValueEnum;
 use rayon::prelude::*;
-use serde_json::Value;
 
 use super::Verdict;
 use super::console::Console;
@@ -48,7 +47,7 @@ for in peaks, final, counters, torch_stats and calls, in this order, and any oth
 error that names the candidates. VALUE is an integer, a size with a unit, a fraction or percentage \
 (compared at the precision written), a word, or none. Prints a line for every expectation that \
 fails and exits with 1, else how many hold. Running out of memory is then no failure by itself \
-where an expectation that holds is about it (status, ooms, ...).";
+where some expectation is about it (status, ooms, ...).";
 
 /// What was typed.
 #[derive(Debug, clap::Args)]
@@ -345,7 +344,7 @@ pub(super) fn execute(args: Args, console: &Console) -> anyhow::Result<Verdict> 
         print_tables(&runs, console)?;
     }
     if plan.check_expect {
-        let report = check_expectations(&runs)?;
+        let report = check_expectations(&runs);
         verdict = verdict.max(report.verdict());
         report.print(&plan, json_on_stdout, console)?;
     } else if results(&runs).any(|result| result.outcome.status == Status::Oom) {
@@ -484,17 +483,26 @@ struct ExpectReport {
     held: usize,
     /// A line for every one that failed.
     failures: Vec<String>,
+    /// Those that could not be checked.
+    errors: Vec<anyhow::Error>,
 }
 
 impl ExpectReport {
     fn verdict(&self) -> Verdict {
-        if self.failures.is_empty() { Verdict::Good } else { Verdict::No }
+        match (self.errors.is_empty(), self.failures.is_empty()) {
+            (false, _) => Verdict::Failed,
+            (true, false) => Verdict::No,
+            (true, true) => Verdict::Good,
+        }
     }
 
     /// Failures are the answer: they go to standard output unless JSON stands there.
     fn print(&self, plan: &Plan, json_on_stdout: bool, console: &Console) -> anyhow::Result<()> {
+        for error in &self.errors {
+            console.error(error);
+        }
         let mut lines = self.failures.clone();
-        if self.failures.is_empty() && !plan.quiet {
+        if self.verdict() == Verdict::Good && self.held > 0 && !plan.quiet {
             let (noun, verb) =
                 if self.held == 1 { ("expectation", "holds") } else { ("expectations", "hold") };
             lines.push(format!("{} {noun} {verb}", text::grouped(self.held as u64)));
@@ -510,16 +518,16 @@ impl ExpectReport {
     }
 }
 
-fn check_expectations(runs: &[(&Path, TraceRun)]) -> anyhow::Result<ExpectReport> {
+fn check_expectations(runs: &[(&Path, TraceRun)]) -> ExpectReport {
     let mut report = ExpectReport::default();
     for (path, run) in runs {
         for cell in &run.cells {
             if let Some(result) = cell.result() {
-                check_cell(path, run, &cell.spec, result, &mut report)?;
+                check_cell(path, run, &cell.spec, result, &mut report);
             }
         }
     }
-    Ok(report)
+    report
 }
 
 /// Checks what a trace expects of one allocator.
@@ -529,20 +537,31 @@ fn check_cell(
     spec: &AllocSpec,
     result: &RunResult,
     report: &mut ExpectReport,
-) -> anyhow::Result<()> {
-    let json: Value = serde_json::to_value(result)?;
+) {
+    let json = match serde_json::to_value(result) {
+        Ok(json) => json,
+        Err(error) => {
+            report.errors.push(anyhow::Error::from(error).context(path.display().to_string()));
+            return;
+        }
+    };
     let mut oom_expected = false;
     let about_it = |expectation: &&Expectation| {
         expectation.allocator.parse::<AllocSpec>().is_ok_and(|named| named == *spec)
     };
     for expectation in run.expectations.iter().filter(about_it) {
-        let checked =
-            expect::check(&json, expectation).with_context(|| place(path, expectation))?;
-        if checked.holds {
-            report.held += 1;
-            oom_expected |= is_about_oom(&checked);
-        } else {
-            report.failures.push(failure(path, expectation, &checked));
+        match expect::check(&json, expectation) {
+            Ok(checked) => {
+                oom_expected |= is_about_oom(&checked);
+                if checked.holds {
+                    report.held += 1;
+                } else {
+                    report.failures.push(failure(path, expectation, &checked));
+                }
+            }
+            Err(error) => {
+                report.errors.push(anyhow::Error::from(error).context(place(path, expectation)));
+            }
         }
     }
     if result.outcome.status == Status::Oom && !oom_expected {
@@ -551,7 +570,6 @@ fn check_cell(
             path.display()
         ));
     }
-    Ok(())
 }
 
 /// Whether an expectation asks how requests were refused.

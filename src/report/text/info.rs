@@ -5,16 +5,21 @@ use serde::Serialize;
 use super::grid::{Align, Grid};
 use super::{Style, Tone, counted, duration, grouped, percent, printable, wrapped};
 use crate::trace::{
-    Header, RecordedStats, SizeStats, SourceKind, StreamStats, Trace, TraceStats, Truth, stats,
+    Header, RecordedStats, SizeClass, SizeStats, SourceKind, StreamStats, Trace, TraceStats, Truth,
+    stats,
 };
 use crate::units::Bytes;
 
-/// Phases that the text names; the JSON has all.
+/// Kinds of phases that the text names; the JSON has all phases.
 const PHASES_SHOWN: usize = 8;
 /// Streams that the text shows; the JSON has all.
 const STREAMS_SHOWN: usize = 8;
 /// The text joins this many neighbouring size classes into one row, so that they fit a screen.
 const CLASSES_PER_ROW: u32 = 3;
+/// Classes below this power of two share the first row: allocators round such sizes up anyway.
+const FIRST_POWER: u32 = 9;
+/// The text shows this many characters of how a run ended; the JSON has all.
+const OUTCOME_SHOWN: usize = 200;
 
 /// What `info` tells of one file. Field names are the JSON names.
 #[derive(Clone, Debug, Serialize)]
@@ -213,14 +218,34 @@ fn about_events(facts: &FileFacts, lines: &mut Lines) {
     );
 }
 
+/// `13 marks, 3 steps: prefetch, forward, backward, optimizer`
 fn phases(facts: &FileFacts) -> String {
     let mut text = counted(facts.stats.phases, "mark");
     if facts.stats.steps > 0 {
         text.push_str(&format!(", {}", counted(facts.stats.steps, "step")));
     }
-    let shown: Vec<&str> = facts.phases.iter().take(PHASES_SHOWN).map(String::as_str).collect();
-    let more = if facts.phases.len() > shown.len() { ", ..." } else { "" };
-    format!("{text}: {}{more}", shown.join(", "))
+    let mut kinds: Vec<&str> = Vec::new();
+    for kind in facts.phases.iter().map(|phase| without_step(phase)) {
+        if kinds.len() > PHASES_SHOWN {
+            break;
+        }
+        if !kinds.contains(&kind) {
+            kinds.push(kind);
+        }
+    }
+    if kinds.len() > PHASES_SHOWN {
+        kinds[PHASES_SHOWN] = "...";
+    }
+    format!("{text}: {}", kinds.join(", "))
+}
+
+/// `forward` of `step3.forward`; other names as they are.
+fn without_step(phase: &str) -> &str {
+    let parts = phase.strip_prefix("step").and_then(|rest| rest.split_once('.'));
+    match parts {
+        Some((number, kind)) if number.bytes().all(|byte| byte.is_ascii_digit()) => kind,
+        _ => phase,
+    }
 }
 
 fn recorded_allocator(recorded: &RecordedStats) -> String {
@@ -252,10 +277,14 @@ fn about_reported(reported: &Truth, lines: &mut Lines) {
     }
     let retries = reported.stats.get("num_alloc_retries").copied().unwrap_or(0);
     if retries > 0 {
-        parts.push(format!("{retries} retries"));
+        parts.push(format!("retries {retries}"));
     }
     lines.add_some("reported", &parts.join(", "));
-    lines.add_some("outcome", reported.outcome.as_deref().unwrap_or_default());
+    let outcome = reported.outcome.as_deref().unwrap_or_default();
+    match outcome.char_indices().nth(OUTCOME_SHOWN) {
+        Some((end, _)) => lines.add("outcome", format!("{}...", &outcome[..end])),
+        None => lines.add_some("outcome", outcome),
+    }
 }
 
 fn size_table(sizes: &SizeStats) -> Grid {
@@ -263,16 +292,19 @@ fn size_table(sizes: &SizeStats) -> Grid {
         (allocs.saturating_add(class.allocs), bytes.saturating_add(class.bytes))
     });
     let share = |part: u64, whole: u64| percent(part as f64 / whole.max(1) as f64);
-    let row_of = |min_bytes: u64| min_bytes.max(1).ilog2() / CLASSES_PER_ROW;
+    let first_power = |class: &SizeClass| match class.min_bytes.max(1).ilog2() {
+        0..FIRST_POWER => 0,
+        power => power / CLASSES_PER_ROW * CLASSES_PER_ROW,
+    };
     let mut grid = Grid::new(&[Align::Right; 6]);
     grid.head(["  sizes from", "below", "allocs", "", "bytes", ""]);
-    for row in sizes.classes.chunk_by(|a, b| row_of(a.min_bytes) == row_of(b.min_bytes)) {
-        let first_power = row_of(row[0].min_bytes) * CLASSES_PER_ROW;
-        let below = 1u64.checked_shl(first_power + CLASSES_PER_ROW);
+    for row in sizes.classes.chunk_by(|a, b| first_power(a) == first_power(b)) {
+        let power = first_power(&row[0]);
+        let below = 1u64.checked_shl((power + CLASSES_PER_ROW).max(FIRST_POWER));
         let row_allocs = row.iter().fold(0, |sum: u64, class| sum.saturating_add(class.allocs));
         let row_bytes = row.iter().fold(0, |sum: u64, class| sum.saturating_add(class.bytes));
         let cells = [
-            Bytes(1 << first_power).to_string(),
+            Bytes(1 << power).to_string(),
             below.map_or_else(String::new, |below| Bytes(below).to_string()),
             grouped(row_allocs),
             share(row_allocs, allocs),
@@ -308,7 +340,7 @@ fn stream_table(streams: &[StreamStats], style: Style) -> String {
 mod tests {
     use super::*;
     use crate::report::text::WIDTH;
-    use crate::trace::{DeviceInfo, History, SizeClass, Source};
+    use crate::trace::{DeviceInfo, History, Source};
     use crate::units::{GIB, MIB};
 
     fn facts() -> FileFacts {
@@ -332,13 +364,15 @@ mod tests {
                 history: History { frees_without_alloc: 1, allocs: 3 },
                 ..Header::default()
             },
-            phases: (0..12).map(|step| format!("step{step}.forward")).collect(),
+            phases: ["step0.forward", "step0.backward", "step1.forward", "save"]
+                .map(str::to_owned)
+                .into(),
             stats: TraceStats {
                 events: 231_791,
                 allocs: 100,
                 frees: 90,
-                phases: 12,
-                steps: 12,
+                phases: 4,
+                steps: 2,
                 duration_ns: 12_300_000_000,
                 requested_bytes_peak: 48 * GIB,
                 requested_peak_event: Some(1234),
@@ -349,7 +383,9 @@ mod tests {
                     median_bytes: 512,
                     largest_bytes: 64 * MIB,
                     classes: vec![
-                        class(512, 60, 30_720),
+                        class(1, 1, 1),
+                        class(256, 2, 600),
+                        class(512, 57, 29_696),
                         class(1024, 20, 20_480),
                         class(4096, 10, 40_960),
                         class(64 * MIB, 10, 640 * MIB),
@@ -385,7 +421,7 @@ mod tests {
             "max_split_size_mb:128",
             "75.0% of all known blocks; 1 free without an alloc",
             "231,791 in 12.3 s: 100 alloc, 90 free",
-            "12 marks, 12 steps: step0.forward, ",
+            "4 marks, 2 steps: forward, backward, save",
             "peak 48 GiB at event 1,234 (step1.forward)",
             "segments reserve 72 GiB at most, 30 segment allocs, 1 segment free",
             "reserved peak 72 GiB, peaks since a reset",
@@ -395,13 +431,21 @@ mod tests {
     }
 
     #[test]
+    fn many_kinds_of_phases_are_cut_short() {
+        let mut facts = facts();
+        facts.phases = (0..20).map(|number| format!("phase{number}")).collect();
+        assert!(phases(&facts).ends_with("phase6, phase7, ..."), "{}", phases(&facts));
+    }
+
+    #[test]
     fn neighbouring_size_classes_share_a_row() {
         let text = size_table(&facts().stats.sizes).render(Style::default());
         let rows: Vec<String> =
             text.lines().map(|l| l.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
-        assert_eq!(rows[1], "512 B 4 KiB 80 80.0% 50 KiB 0.0%");
-        assert_eq!(rows[2], "4 KiB 32 KiB 10 10.0% 40 KiB 0.0%");
-        assert_eq!(rows[3], "16 MiB 128 MiB 10 10.0% 640 MiB 100.0%");
+        assert_eq!(rows[1], "1 B 512 B 3 3.0% 601 B 0.0%");
+        assert_eq!(rows[2], "512 B 4 KiB 77 77.0% 49 KiB 0.0%");
+        assert_eq!(rows[3], "4 KiB 32 KiB 10 10.0% 40 KiB 0.0%");
+        assert_eq!(rows[4], "16 MiB 128 MiB 10 10.0% 640 MiB 100.0%");
     }
 
     #[test]
