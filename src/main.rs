@@ -1,2 +1,7 @@
-//! The `fraglab` program.
-fn main() {}
+//! The `fraglab` program: parse, run, exit code. Everything else is in the library.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    fraglab::cli::main()
+}

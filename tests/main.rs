@@ -2,6 +2,7 @@
 
 mod caching;
 mod caching_property;
+mod cli;
 mod common;
 mod golden;
 mod import;

@@ -1,1 +1,154 @@
-//! Strings in, text and files out. The only place that prints.
+//! The command line: strings in, text and files out. The only room that prints and that knows flags.
+//!
+//! The one design decision: what was typed and what is to be done are different types. Each subcommand
+//! has a file with its clap `Args` (strings, as typed), which become a plan of paths, specifications
+//! and options; nothing below `cli` ever sees a flag.
+//!
+//! ```text
+//!   Args ──> plan ──> import ──> engine ──> report ──> Console, files
+//! ```
+//!
+//! # Exit codes
+//!
+//! 0: good. 1: the answer is "no" ([`Verdict::No`]). 2: it could not be done, which wins over 1. Every
+//! error is one line on standard error, `fraglab: FILE: message`; an error in a text trace is followed
+//! by the line it stands in and a caret. A closed pipe is no error.
+
+mod console;
+mod convert;
+mod info;
+mod input;
+mod list;
+mod output;
+mod progress;
+mod run;
+mod verify;
+
+use std::num::NonZeroUsize;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use clap::{Parser, Subcommand};
+
+use console::{ColorWhen, Console};
+
+/// How sizes are written, for the long help.
+const SIZES_HELP: &str = "\
+Sizes are plain bytes or numbers with a unit: KiB, MiB, GiB, TiB (powers of 1024; K, M, G, T for \
+short) or KB, MB, GB, TB (powers of 1000). Fractions are fine: 1.5GiB.";
+
+const AFTER_HELP: &str = "\
+Examples:
+  fraglab run --trace snapshot.pickle --alloc caching,native
+      what PyTorch's allocator would reserve, and what one device malloc per tensor would
+  fraglab verify snapshot.pickle
+      whether the simulated allocator does exactly what the recorded one did
+  fraglab info snapshot.pickle
+      what is in a file
+
+Exit codes: 0 good, 1 the answer is \"no\" (out of memory, a mismatch), 2 it could not be done.";
+
+/// Replays recorded LLM jobs through interchangeable GPU memory allocators and says how much memory
+/// each would have reserved, where the fragmentation comes from and what it costs in time.
+#[derive(Debug, Parser)]
+#[command(name = "fraglab", version, after_help = AFTER_HELP, max_term_width = 100)]
+#[command(arg_required_else_help = true, disable_help_subcommand = true)]
+struct Cli {
+    /// When to colour: on a terminal and without NO_COLOR, always, or never
+    #[arg(long, global = true, value_enum, value_name = "WHEN", default_value = "auto")]
+    #[arg(help_heading = "Global options")]
+    color: ColorWhen,
+
+    /// Threads to work on; results are the same on any number
+    ///
+    /// By default one per core. Events per second are measured while the other cells run:
+    /// use --threads 1 for undisturbed ones.
+    #[arg(long, global = true, value_name = "N", help_heading = "Global options")]
+    threads: Option<NonZeroUsize>,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Replay traces through allocators and show what each reserves
+    Run(run::Args),
+    /// Compare the simulated PyTorch allocator with what a recording's real one did
+    Verify(verify::Args),
+    /// Tell what is in a trace: its source, settings, history and statistics
+    Info(info::Args),
+    /// Write a trace in another format
+    Convert(convert::Args),
+    /// List the allocators with their parameters, the cost profiles and the trace formats
+    List(list::Args),
+}
+
+/// How a command ended, in rising weight: the heaviest of several decides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Verdict {
+    /// Good.
+    Good,
+    /// The answer is "no".
+    No,
+    /// Something could not be done; the errors are already told.
+    Failed,
+}
+
+impl From<Verdict> for ExitCode {
+    fn from(verdict: Verdict) -> Self {
+        ExitCode::from(match verdict {
+            Verdict::Good => 0,
+            Verdict::No => 1,
+            Verdict::Failed => 2,
+        })
+    }
+}
+
+/// Runs the program on the arguments of this process: parse, run, exit code.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let console = Console::new(cli.color);
+    match execute(cli, &console) {
+        Ok(verdict) => verdict.into(),
+        Err(error) if console::is_closed_pipe(&error) => Verdict::Good.into(),
+        Err(error) => {
+            console.error(&error);
+            Verdict::Failed.into()
+        }
+    }
+}
+
+fn execute(cli: Cli, console: &Console) -> anyhow::Result<Verdict> {
+    if let Some(threads) = cli.threads {
+        rayon::ThreadPoolBuilder::new()
+            .num_threads(threads.get())
+            .build_global()
+            .context("cannot start the threads")?;
+    }
+    match cli.command {
+        Command::Run(args) => run::execute(args, console),
+        Command::Verify(args) => verify::execute(&args, console),
+        Command::Info(args) => info::execute(&args, console),
+        Command::Convert(args) => convert::execute(&args, console),
+        Command::List(args) => list::execute(&args, console),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_flags_do_not_contradict_each_other() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn could_not_be_done_wins_over_no() {
+        assert_eq!(Verdict::No.max(Verdict::Failed), Verdict::Failed);
+        assert_eq!(Verdict::Good.max(Verdict::No), Verdict::No);
+    }
+}

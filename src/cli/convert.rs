@@ -1,0 +1,137 @@
+//! `fraglab convert`: a trace in another format.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use clap::ValueEnum;
+
+use super::Verdict;
+use super::console::Console;
+use super::input::{self, is_stdio};
+use super::output;
+use crate::report::text::grouped;
+use crate::trace::{Trace, write_trace};
+use crate::units::Bytes;
+
+const AFTER_HELP: &str = "\
+Examples:
+  fraglab convert snapshot.pickle job.json.zst
+  fraglab convert snapshot.pickle job.parquet
+  fraglab convert job.json - --to text | less
+  zcat log.csv.gz | fraglab convert - job.json --name etl
+
+The name of OUT says the format: NAME.json (native, holds everything), NAME.parquet, NAME.txt (for \
+people); with .gz or .zst behind it, compressed. Warnings tell what the format cannot hold.
+
+Exit codes: 0 good, 2 it could not be done.";
+
+/// What was typed.
+#[derive(Debug, clap::Args)]
+#[command(after_help = AFTER_HELP)]
+pub(super) struct Args {
+    /// A trace of any format, told by content; `-` is standard input
+    #[arg(value_name = "IN")]
+    input: PathBuf,
+
+    /// The file to write; its name says the format. `-` is standard output, with --to
+    #[arg(value_name = "OUT")]
+    output: PathBuf,
+
+    /// The format on standard output
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    to: Option<Format>,
+
+    /// Which GPU of a snapshot with several
+    #[arg(long, value_name = "N")]
+    gpu: Option<u32>,
+
+    /// Give the trace another name
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+}
+
+/// A format that can be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// Native JSON, holds everything
+    Json,
+    /// One screen for people
+    Text,
+    /// A row an event
+    Parquet,
+}
+
+impl Format {
+    /// A file name whose ending asks for the format.
+    fn file_name(self) -> &'static str {
+        match self {
+            Format::Json => "trace.json",
+            Format::Text => "trace.txt",
+            Format::Parquet => "trace.parquet",
+        }
+    }
+}
+
+/// Reads one trace and writes it.
+///
+/// # Errors
+/// If it cannot be read or written, or if the output is the input.
+pub(super) fn execute(args: &Args, console: &Console) -> anyhow::Result<Verdict> {
+    check(args)?;
+    let mut imported = input::read(&args.input, args.gpu)?;
+    for warning in &imported.warnings {
+        console.warn(&args.input, warning);
+    }
+    if let Some(name) = &args.name {
+        imported.trace.header.name.clone_from(name);
+    }
+    let (warnings, written_bytes) = match args.to {
+        Some(format) => write_stdout(&imported.trace, format)?,
+        None => {
+            let warnings = write_trace(&imported.trace, &args.output)?;
+            (warnings, input::size_on_disk(&args.output))
+        }
+    };
+    for warning in &warnings {
+        console.warn(&args.output, warning);
+    }
+    let events = grouped(imported.trace.events.len() as u64);
+    let size = written_bytes.map_or_else(String::new, |bytes| format!(", {}", Bytes(bytes)));
+    console.note(&format!("fraglab: wrote {}: {events} events{size}", args.output.display()));
+    Ok(Verdict::Good)
+}
+
+fn check(args: &Args) -> anyhow::Result<()> {
+    match (is_stdio(&args.output), args.to) {
+        (true, None) => anyhow::bail!(
+            "-: standard output has no name that says the format: add --to json, text or parquet"
+        ),
+        (false, Some(_)) => anyhow::bail!(
+            "{}: the name of a file says its format: --to goes with standard output, `-`",
+            args.output.display()
+        ),
+        _ => output::refuse_overwrite(std::slice::from_ref(&args.input), &args.output),
+    }
+}
+
+/// Writes to standard output by way of a temporary file: Parquet needs one, and nothing comes out if
+/// writing fails half way.
+fn write_stdout(trace: &Trace, format: Format) -> anyhow::Result<(Vec<String>, Option<u64>)> {
+    let folder = tempfile::tempdir().context("-: cannot make a temporary folder")?;
+    let path = folder.path().join(format.file_name());
+    let warnings = write_trace(trace, &path).map_err(|error| {
+        // The user never chose the temporary file's name.
+        anyhow::Error::msg(error.to_string().replace(&*path.to_string_lossy(), "-"))
+    })?;
+    let written_bytes = copy_to_stdout(&path)?;
+    Ok((warnings, Some(written_bytes)))
+}
+
+fn copy_to_stdout(path: &Path) -> io::Result<u64> {
+    let mut file = std::fs::File::open(path)?;
+    let mut out = io::stdout().lock();
+    let copied = io::copy(&mut file, &mut out)?;
+    out.flush()?;
+    Ok(copied)
+}

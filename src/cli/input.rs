@@ -1,0 +1,99 @@
+//! Reading traces, and telling where in a file an error stands.
+
+use std::error::Error;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use crate::import::{ImportError, Imported, ReadOptions, read_trace};
+use crate::trace::TextError;
+
+/// Reads a trace, `-` for standard input.
+///
+/// # Errors
+/// One line that begins with the file name.
+pub(super) fn read(path: &Path, gpu: Option<u32>) -> Result<Imported, ReadFailure> {
+    read_trace(path, &ReadOptions { gpu }).map_err(|error| ReadFailure::new(path, &error))
+}
+
+/// A trace could not be read: one line with the file name, and for text traces the place.
+#[derive(Debug)]
+pub(super) struct ReadFailure {
+    message: String,
+    excerpt: Option<String>,
+}
+
+impl ReadFailure {
+    fn new(path: &Path, error: &ImportError) -> ReadFailure {
+        let excerpt = text_error(error).map(TextError::excerpt);
+        ReadFailure { message: located(path, error), excerpt }
+    }
+
+    /// The line of the text trace that is wrong, with a caret under the place.
+    pub(super) fn excerpt(&self) -> Option<&str> {
+        self.excerpt.as_deref()
+    }
+}
+
+impl fmt::Display for ReadFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl Error for ReadFailure {}
+
+/// The message of an error with the file name in front, unless it begins with it already.
+pub(super) fn located(path: &Path, error: &dyn Error) -> String {
+    let (file, message) = (path.display().to_string(), error.to_string());
+    let begins_with_file =
+        message.strip_prefix(&file).is_some_and(|rest| rest.starts_with([':', ' ']));
+    if begins_with_file { message } else { format!("{file}: {message}") }
+}
+
+/// The place in a text trace that an error is about.
+fn text_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a TextError> {
+    std::iter::successors(Some(error), |&error| error.source())
+        .find_map(|error| error.downcast_ref::<TextError>())
+}
+
+/// Whether a path stands for standard input or output.
+pub(super) fn is_stdio(path: &Path) -> bool {
+    path == Path::new("-")
+}
+
+/// Size of a file on the disk in bytes; nothing for standard input or what cannot be looked at.
+pub(super) fn size_on_disk(path: &Path) -> Option<u64> {
+    if is_stdio(path) {
+        return None;
+    }
+    std::fs::metadata(path).ok().map(|metadata| metadata.len())
+}
+
+/// Refuses a list of inputs that reads standard input twice.
+///
+/// # Errors
+/// If `-` stands in it more than once.
+pub(super) fn check_stdin_once(paths: &[PathBuf]) -> anyhow::Result<()> {
+    anyhow::ensure!(
+        paths.iter().filter(|path| is_stdio(path)).count() <= 1,
+        "-: standard input can be read only once: name it once"
+    );
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("{0}")]
+    struct Message(&'static str);
+
+    #[test]
+    fn the_file_name_stands_in_front_exactly_once() {
+        let text = |message| located(Path::new("a.txt"), &Message(message));
+        assert_eq!(text("3:1: what"), "a.txt: 3:1: what");
+        assert_eq!(text("a.txt:3:1: what"), "a.txt:3:1: what");
+        assert_eq!(text("a.txt.gz is another"), "a.txt: a.txt.gz is another");
+    }
+}

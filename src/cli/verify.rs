@@ -1,0 +1,106 @@
+//! `fraglab verify`: does `caching` do what the recorded allocator did?
+
+use std::path::{Path, PathBuf};
+
+use rayon::prelude::*;
+
+use super::Verdict;
+use super::console::Console;
+use super::input;
+use super::progress::Progress;
+use crate::engine::{self, VerifyResult};
+use crate::report::json;
+use crate::report::text::{self, VerifyTally};
+
+const AFTER_HELP: &str = "\
+Examples:
+  fraglab verify snapshot.pickle
+  fraglab verify runs/*.pickle.gz
+  fraglab verify --json snapshot.pickle | jq .first_difference
+
+A file NAME.truth.json beside NAME.pickle supplies what a snapshot lacks: memory limit, device \
+total, final statistics.
+
+Exit codes: 0 every file is reproduced exactly, 1 some file differs, 2 some file could not be read \
+or compared (the others are verified all the same).";
+
+/// What was typed.
+#[derive(Debug, clap::Args)]
+#[command(after_help = AFTER_HELP)]
+pub(super) struct Args {
+    /// Recordings, usually snapshots of PyTorch's allocator; `-` is standard input
+    #[arg(required = true, value_name = "TRACE")]
+    traces: Vec<PathBuf>,
+
+    /// Write JSON: an object for one recording, an array for several
+    #[arg(long)]
+    json: bool,
+
+    /// Which GPU of a snapshot with several
+    #[arg(long, value_name = "N")]
+    gpu: Option<u32>,
+}
+
+struct Verified {
+    result: VerifyResult,
+    warnings: Vec<String>,
+}
+
+/// Verifies every recording that can be read.
+///
+/// # Errors
+/// If standard output cannot be written.
+pub(super) fn execute(args: &Args, console: &Console) -> anyhow::Result<Verdict> {
+    input::check_stdin_once(&args.traces)?;
+    let mut verdict = Verdict::Good;
+    let mut tally = VerifyTally::default();
+    let mut results = Vec::new();
+    for (path, verified) in args.traces.iter().zip(verify_all(args)) {
+        match verified {
+            Ok(Verified { result, warnings }) => {
+                for warning in &warnings {
+                    console.warn(path, warning);
+                }
+                if result.exact {
+                    tally.exact += 1;
+                } else {
+                    tally.different += 1;
+                    verdict = verdict.max(Verdict::No);
+                }
+                results.push(result);
+            }
+            Err(error) => {
+                console.error(&error);
+                tally.unreadable += 1;
+                verdict = Verdict::Failed;
+            }
+        }
+    }
+    if !args.json {
+        let mut out: String =
+            results.iter().map(|result| text::verify(result, console.style())).collect();
+        out.push_str(&text::verify_summary(tally, console.style()));
+        console.print(&out)?;
+    } else if !results.is_empty() {
+        console.print(&json::one_or_many(&results, args.traces.len() == 1)?)?;
+    }
+    Ok(verdict)
+}
+
+fn verify_all(args: &Args) -> Vec<anyhow::Result<Verified>> {
+    let progress = Progress::over(&args.traces, false);
+    let verified = args.traces.par_iter().map(|path| {
+        let verified = verify(path, args.gpu);
+        progress.file_done();
+        verified
+    });
+    verified.collect()
+}
+
+fn verify(path: &Path, gpu: Option<u32>) -> anyhow::Result<Verified> {
+    let imported = input::read(path, gpu)?;
+    let mut result = engine::verify(&imported.trace)
+        .map_err(|error| anyhow::Error::msg(input::located(path, &error)))?;
+    result.file = path.display().to_string();
+    Ok(Verified { result, warnings: imported.warnings })
+}

@@ -1,0 +1,378 @@
+//! The answer of `run`: a head about the trace, then a row an allocator.
+
+use super::grid::{Align, Cell, Grid};
+use super::{SizeUnit, Style, Tone, counted, duration, grouped, percent, printable, rate, wrapped};
+use crate::device::CallCounts;
+use crate::engine::{Outcome, RunResult, Status};
+use crate::units::Bytes;
+
+/// The runs of one trace.
+#[derive(Clone, Copy, Debug)]
+pub struct TraceRuns<'a> {
+    /// The settings string (`PYTORCH_CUDA_ALLOC_CONF`) in force, if any.
+    pub settings: Option<&'a str>,
+    /// A result an allocator, in the order asked for.
+    pub results: &'a [&'a RunResult],
+}
+
+/// The runs of one trace as a screen of text; empty if there are none.
+pub fn run(runs: &TraceRuns<'_>, style: Style) -> String {
+    let Some(first) = runs.results.first() else {
+        return String::new();
+    };
+    let mut out = trace_line(first, style);
+    out.push_str(&device_line(first, runs.settings));
+    out.push('\n');
+    out.push_str(&table(runs.results).render(style));
+    out
+}
+
+/// `llama-1b: 231,791 events, 1 stream, torch_snapshot 2.11.0+cu130, 71.2% of its history`
+fn trace_line(result: &RunResult, style: Style) -> String {
+    let trace = &result.trace;
+    let mut parts = vec![counted(trace.events, "event"), counted(trace.streams, "stream")];
+    if !trace.source.is_empty() {
+        parts.push(printable(&trace.source).into_owned());
+    }
+    if trace.history_share < 1.0 {
+        parts.push(format!("{} of its history", percent(trace.history_share)));
+    }
+    let name = printable(&trace.name);
+    let name = if name.is_empty() { "trace".into() } else { name };
+    let line = wrapped("", &format!("{name}: {}", parts.join(", ")), "  ");
+    // Painted after wrapping: colour codes have no width.
+    match line.strip_prefix(&*name) {
+        Some(rest) => style.paint(Tone::Heading, &name) + rest,
+        None => line,
+    }
+}
+
+/// `device: 139.80 GiB, costs of h200; settings max_split_size_mb:128; limit 60 GiB`
+fn device_line(result: &RunResult, settings: Option<&str>) -> String {
+    let device = &result.device;
+    let capacity = match device.capacity_bytes {
+        Some(bytes) => Bytes(bytes).to_string(),
+        None => "unlimited".to_owned(),
+    };
+    let mut parts = vec![format!(
+        "device: {} {capacity}, costs of {}",
+        device.kind,
+        printable(&device.profile)
+    )];
+    if let Some(settings) = settings.filter(|settings| !settings.is_empty()) {
+        parts.push(format!("settings {}", printable(settings)));
+    }
+    if let Some(limit) = result.allocator.limit_bytes {
+        parts.push(format!("limit {}", Bytes(limit)));
+    }
+    wrapped("", &parts.join("; "), "  ")
+}
+
+fn table(results: &[&RunResult]) -> Grid {
+    let peaks = results
+        .iter()
+        .map(|result| result.peaks.reserved_bytes_peak.max(result.peaks.requested_bytes_peak));
+    let unit = SizeUnit::fitting(peaks.max().unwrap_or(0));
+    let peak = format!("peak {}", unit.name);
+    use Align::{Left, Right};
+    let mut grid = Grid::new(&[Left, Left, Right, Right, Right, Right, Right, Right, Right, Right]);
+    grid.head([
+        "",
+        "",
+        "requested",
+        "allocated",
+        "reserved",
+        "excess",
+        "",
+        "device",
+        "device",
+        "events",
+    ]);
+    grid.head([
+        "allocator",
+        "status",
+        &peak,
+        &peak,
+        &peak,
+        unit.name,
+        "frag",
+        "calls",
+        "time",
+        "per s",
+    ]);
+    for result in results {
+        let peaks = &result.peaks;
+        let cells = [
+            printable(&result.allocator.name).into_owned().into(),
+            status_cell(result.outcome.status),
+            unit.cell(peaks.requested_bytes_peak).into(),
+            unit.cell(peaks.allocated_bytes_peak).into(),
+            unit.cell(peaks.reserved_bytes_peak).into(),
+            unit.signed_cell(result.excess_bytes).into(),
+            percent(result.fragmentation).into(),
+            grouped(total_calls(&result.calls)).into(),
+            duration(result.time.allocator_device_ns).into(),
+            rate(result.wall.events_per_second).into(),
+        ];
+        grid.row(cells, note(result));
+    }
+    grid
+}
+
+fn status_cell(status: Status) -> Cell {
+    match status {
+        Status::Ok => Cell::toned("ok", Tone::Good),
+        Status::Oom => Cell::toned("oom", Tone::Bad),
+        Status::Failed => Cell::toned("failed", Tone::Bad),
+    }
+}
+
+fn total_calls(calls: &CallCounts) -> u64 {
+    let CallCounts {
+        malloc,
+        free,
+        address_reserve,
+        address_free,
+        create,
+        release,
+        map,
+        unmap,
+        set_access,
+    } = *calls;
+    [malloc, free, address_reserve, address_free, create, release, map, unmap, set_access]
+        .into_iter()
+        .sum()
+}
+
+/// What went wrong, under the row.
+fn note(result: &RunResult) -> String {
+    match result.outcome.status {
+        Status::Ok => String::new(),
+        Status::Oom => wrapped("  ", &oom(result), "    "),
+        Status::Failed => {
+            let message =
+                result.outcome.message.as_deref().unwrap_or("the replay could not be done");
+            wrapped("  ", &printable(message), "    ")
+        }
+    }
+}
+
+/// `event 4,012 asked for 1.95 GiB: largest hole 120 MiB, reserved peak 38.49 GiB, capacity ...`
+fn oom(result: &RunResult) -> String {
+    let Outcome { event_index, requested_bytes, largest_hole_bytes, .. } = result.outcome;
+    let mut text = match event_index {
+        Some(event) => format!("event {}", grouped(event)),
+        None => "a request".to_owned(),
+    };
+    if let Some(bytes) = requested_bytes {
+        text.push_str(&format!(" asked for {}", Bytes(bytes)));
+    }
+    let mut parts = Vec::new();
+    if let Some(bytes) = largest_hole_bytes {
+        parts.push(format!("largest hole {}", Bytes(bytes)));
+    }
+    parts.push(format!("reserved peak {}", Bytes(result.peaks.reserved_bytes_peak)));
+    if let Some(bytes) = result.device.capacity_bytes {
+        parts.push(format!("capacity {}", Bytes(bytes)));
+    }
+    if let Some(bytes) = result.allocator.limit_bytes {
+        parts.push(format!("limit {}", Bytes(bytes)));
+    }
+    let refusals = result.counters.get("ooms").copied().unwrap_or(1);
+    if refusals > 1 {
+        parts.push(format!("{} requests refused in all", grouped(refusals)));
+    }
+    format!("{text}: {}", parts.join(", "))
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::collections::BTreeMap;
+
+    use expect_test::expect;
+    use serde_json::Value;
+
+    use super::*;
+    use crate::engine::{
+        AllocatorSummary, DeviceSummary, FinalLevels, Peaks, SCHEMA_VERSION, SimulatedTime, Split,
+        SplitAt, TraceSummary, Wall,
+    };
+    use crate::report::text::WIDTH;
+    use crate::trace::AddressPolicy;
+    use crate::units::{GIB, MIB};
+
+    /// A result as the engine would give it, with a reserved peak of `reserved_bytes`.
+    pub(crate) fn sample(allocator: &str, reserved_bytes: u64) -> RunResult {
+        let requested = 47 * GIB + 850 * MIB;
+        RunResult {
+            schema_version: SCHEMA_VERSION,
+            fraglab_version: env!("CARGO_PKG_VERSION"),
+            trace: TraceSummary {
+                name: "llama-1b-varlen".to_owned(),
+                events: 231_791,
+                allocs: 115_000,
+                requested_bytes_peak: requested,
+                streams: 1,
+                source: "torch_snapshot 2.11.0+cu130".to_owned(),
+                history_share: 1.0,
+            },
+            allocator: AllocatorSummary {
+                name: allocator.to_owned(),
+                params: BTreeMap::new(),
+                limit_bytes: None,
+            },
+            device: DeviceSummary {
+                kind: "sim",
+                profile: "h200".to_owned(),
+                capacity_bytes: Some(150_109_880_320),
+                address_policy: AddressPolicy::Chunks,
+            },
+            outcome: Outcome {
+                status: Status::Ok,
+                event_index: None,
+                requested_bytes: None,
+                largest_hole_bytes: None,
+                message: None,
+            },
+            peaks: Peaks {
+                requested_bytes_peak: requested,
+                allocated_bytes_peak: requested + 10 * MIB,
+                active_bytes_peak: requested + 10 * MIB,
+                reserved_bytes_peak: reserved_bytes,
+                ..Peaks::default()
+            },
+            final_levels: FinalLevels::default(),
+            efficiency: requested as f64 / reserved_bytes as f64,
+            fragmentation: 1.0 - requested as f64 / reserved_bytes as f64,
+            excess_bytes: reserved_bytes as i64 - requested as i64,
+            utilization: 0.66,
+            active_utilization: 0.66,
+            split: Some(Split {
+                at_event: 9,
+                at: SplitAt::ReservedPeak,
+                internal_bytes: 1,
+                deferred_bytes: 2,
+                hard_bytes: 3,
+                soft_bytes: 4,
+                stream_bytes: 5,
+            }),
+            calls: CallCounts { malloc: 1200, free: 34, ..CallCounts::default() },
+            counters: BTreeMap::from([("ooms".to_owned(), 0)]),
+            torch_stats: Some(BTreeMap::from([("num_ooms".to_owned(), 0)])),
+            time: SimulatedTime { allocator_device_ns: 1_234_567_890, ..SimulatedTime::default() },
+            wall: Wall { events_per_second: 20_123_456.0, seconds: 0.01, peak_rss_bytes: 7 },
+        }
+    }
+
+    fn refused(mut result: RunResult) -> RunResult {
+        result.outcome.status = Status::Oom;
+        result.outcome.event_index = Some(4012);
+        result.outcome.requested_bytes = Some(1950 * MIB);
+        result.outcome.largest_hole_bytes = Some(120 * MIB);
+        result.counters.insert("ooms".to_owned(), 3);
+        result
+    }
+
+    fn screen(results: &[&RunResult], settings: Option<&str>) -> String {
+        run(&TraceRuns { settings, results }, Style::default())
+    }
+
+    #[test]
+    fn a_trace_and_its_allocators_read_well() {
+        let caching = sample("caching", 72 * GIB + 700 * MIB);
+        let expandable = sample("expandable", 49 * GIB + 360 * MIB);
+        let native = refused(sample("native", 139 * GIB));
+        let text = screen(&[&caching, &expandable, &native], Some("max_split_size_mb:128"));
+        expect![[r#"
+            llama-1b-varlen: 231,791 events, 1 stream, torch_snapshot 2.11.0+cu130
+            device: sim 139.80 GiB, costs of h200; settings max_split_size_mb:128
+
+                              requested allocated reserved excess       device device events
+            allocator  status  peak GiB  peak GiB peak GiB    GiB  frag  calls   time  per s
+            caching    ok         47.83     47.84    72.68  24.85 34.2%  1,234 1.23 s  20.1M
+            expandable ok         47.83     47.84    49.35   1.52  3.1%  1,234 1.23 s  20.1M
+            native     oom        47.83     47.84   139.00  91.17 65.6%  1,234 1.23 s  20.1M
+              event 4,012 asked for 1.90 GiB: largest hole 120 MiB, reserved peak 139 GiB,
+                capacity 139.80 GiB, 3 requests refused in all
+        "#]]
+        .assert_eq(&text);
+    }
+
+    #[test]
+    fn six_allocators_fit_one_screen() {
+        let names = ["caching", "expandable", "stitch+policy=shipped", "planned", "best-fit", "x"];
+        let results: Vec<RunResult> =
+            names.iter().map(|name| refused(sample(name, 72 * GIB))).collect();
+        let results: Vec<&RunResult> = results.iter().collect();
+        let text = screen(&results, Some("garbage_collection_threshold:0.8"));
+        assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
+        assert!(text.lines().count() <= 24, "{text}");
+        assert!(text.contains("\nstitch+policy=shipped\n"), "{text}");
+    }
+
+    #[test]
+    fn a_cut_history_and_a_limit_are_told() {
+        let mut result = sample("caching", 3 * MIB);
+        result.trace.history_share = 0.712;
+        result.allocator.limit_bytes = Some(60 * GIB);
+        result.device.capacity_bytes = None;
+        result.peaks.requested_bytes_peak = 2 * MIB;
+        let text = screen(&[&result], None);
+        let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(words.contains("71.2% of its history"), "{text}");
+        assert!(text.contains("device: sim unlimited, costs of h200; limit 60 GiB"), "{text}");
+        assert!(text.contains("peak MiB"), "small sizes in small units: {text}");
+    }
+
+    #[test]
+    fn names_from_files_cannot_drive_the_terminal() {
+        let mut result = sample("caching", GIB);
+        result.trace.name = "evil\x1b[2J".to_owned();
+        assert!(!screen(&[&result], Some("\x1b]0;x\x07")).contains('\x1b'));
+    }
+
+    #[test]
+    fn no_runs_no_text() {
+        assert_eq!(screen(&[], None), "");
+    }
+
+    /// The names that scripts rely on: DESIGN 7, word for word.
+    #[test]
+    fn the_json_has_exactly_the_promised_names() {
+        let json = crate::report::json::pretty(&sample("caching", GIB)).unwrap();
+        let value: Value = serde_json::from_str(&json).unwrap();
+        let has = |path: &str, names: &str| {
+            let part = path.split('.').filter(|key| !key.is_empty()).fold(&value, |v, k| &v[k]);
+            for name in names.split(", ") {
+                assert!(part.get(name).is_some(), "{path}.{name} is missing in {json}");
+            }
+        };
+        has(
+            "",
+            "schema_version, fraglab_version, trace, allocator, device, outcome, peaks, final, \
+             efficiency, fragmentation, excess_bytes, utilization, active_utilization, split, \
+             calls, counters, torch_stats, time, wall",
+        );
+        has("trace", "name, events, allocs, requested_bytes_peak, streams, source, history_share");
+        has("allocator", "name, params, limit_bytes");
+        has("device", "kind, profile, capacity_bytes, address_policy");
+        has("outcome", "status, event_index, requested_bytes, largest_hole_bytes, message");
+        has(
+            "peaks",
+            "requested_bytes_peak, allocated_bytes_peak, active_bytes_peak, reserved_bytes_peak",
+        );
+        has("final", "requested_bytes, allocated_bytes, active_bytes, reserved_bytes");
+        has(
+            "split",
+            "at_event, at, internal_bytes, deferred_bytes, hard_bytes, soft_bytes, stream_bytes",
+        );
+        has(
+            "calls",
+            "malloc, free, address_reserve, address_free, create, release, map, unmap, set_access",
+        );
+        has("time", "allocator_device_ns, recorded_ns");
+        has("wall", "events_per_second, seconds, peak_rss_bytes");
+        assert_eq!(value["outcome"]["status"], "ok");
+        assert_eq!(value["split"]["at"], "reserved_peak");
+    }
+}
