@@ -194,9 +194,10 @@ pub(crate) mod tests {
 
     use super::*;
     use crate::engine::{
-        AllocatorSummary, DeviceSummary, FinalLevels, Peaks, SCHEMA_VERSION, SimulatedTime, Split,
-        SplitAt, TraceSummary, Wall,
+        AllocatorSummary, DeviceSummary, FinalLevels, SCHEMA_VERSION, SimulatedTime, TraceSummary,
+        Wall,
     };
+    use crate::metrics::{Peaks, Split, SplitAt};
     use crate::report::text::WIDTH;
     use crate::trace::AddressPolicy;
     use crate::units::{GIB, MIB};
