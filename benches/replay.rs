@@ -38,7 +38,8 @@ fn bench(criterion: &mut Criterion) {
             group.throughput(Throughput::Elements(events));
             group.bench_function(allocator, |bencher| {
                 bencher.iter_custom(|iterations| {
-                    let seconds = (0..iterations).map(|_| replay(&trace, &spec, &options).wall.seconds);
+                    let seconds =
+                        (0..iterations).map(|_| replay(&trace, &spec, &options).wall.seconds);
                     Duration::from_secs_f64(seconds.sum())
                 });
             });
