@@ -198,8 +198,10 @@ proptest! {
 
 #[cfg(feature = "analytics")]
 mod parquet {
+    use polars::prelude::*;
+
     use super::*;
-    use fraglab::trace::{read_parquet, write_parquet};
+    use fraglab::trace::{ParquetError, read_parquet, write_parquet};
 
     fn parquet_bytes(trace: &Trace) -> Vec<u8> {
         let mut bytes = Vec::new();
@@ -230,16 +232,91 @@ mod parquet {
         }
     }
 
+    /// As another program sees the file: rows of a block carry the block's columns, no row another's.
+    #[test]
+    fn rows_are_denormalised() {
+        let text = "alloc a 100 stream=7 role=gradient\nmark p\n@5ns free a\ntransfer 9 d2h";
+        let mut trace = read_text(text).expect("parses");
+        let recording = fraglab::trace::Recording {
+            block_addresses: vec![0x7f00_0000_0200],
+            ..Default::default()
+        };
+        trace.recording = Some(recording);
+        let bytes = std::io::Cursor::new(parquet_bytes(&trace));
+        let frame = ParquetReader::new(bytes).finish().expect("reads");
+        let column = |name: &str| {
+            let column = frame.column(name).expect("is there");
+            (0..4).map(|row| column.get(row).expect("is there").to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(column("event_index"), ["0", "1", "2", "3"]);
+        assert_eq!(column("time_ns"), ["0", "0", "5", "5"]);
+        assert_eq!(column("event"), ["\"alloc\"", "\"mark\"", "\"free\"", "\"transfer\""]);
+        assert_eq!(column("size_bytes"), ["100", "null", "100", "9"]);
+        assert_eq!(column("stream"), ["7", "null", "7", "null"]);
+        assert_eq!(column("role"), ["\"gradient\"", "null", "\"gradient\"", "null"]);
+        assert_eq!(column("phase"), ["null", "\"p\"", "\"p\"", "\"p\""]);
+        assert_eq!(column("object"), ["null", "\"p\"", "null", "\"d2h\""]);
+        let address = 0x7f00_0000_0200u64.to_string();
+        assert_eq!(column("address"), [&address, "null", &address, "null"]);
+    }
+
+    /// Another program may choose other widths, and does not know our checksum.
+    #[test]
+    fn files_written_again_by_others_are_read() {
+        let trace = read_text(EXAMPLE).expect("parses");
+        let rewrite = |change: fn(&mut DataFrame)| {
+            let mut reader = ParquetReader::new(std::io::Cursor::new(parquet_bytes(&trace)));
+            let pairs = reader.get_metadata().expect("reads").key_value_metadata.clone();
+            let kept = pairs.expect("is there").into_iter().filter(|pair| pair.key.contains("_t"));
+            let unused = ("fraglab_unused_blocks".to_owned(), "[]".to_owned());
+            let kept = kept.map(|pair| (pair.key, pair.value.expect("has a value")));
+            let metadata = KeyValueMetadata::from_static(kept.chain([unused]).collect());
+            let mut frame = reader.finish().expect("reads");
+            change(&mut frame);
+            let mut bytes = Vec::new();
+            ParquetWriter::new(&mut bytes)
+                .with_key_value_metadata(Some(metadata))
+                .finish(&mut frame)
+                .expect("writes");
+            read_parquet(&bytes[..])
+        };
+        let read = rewrite(|frame| {
+            for name in ["event_index", "time_ns", "block_id", "size_bytes", "stream", "object_id"]
+            {
+                let column = frame.column(name).expect("is there").cast(&DataType::Int64);
+                frame.with_column(column.expect("casts")).expect("fits");
+            }
+        });
+        assert_eq!(read.expect("reads"), trace);
+        let error = |change| rewrite(change).expect_err("must fail").to_string();
+        let float = error(|frame| {
+            let column = frame.column("size_bytes").expect("is there").cast(&DataType::Float64);
+            frame.with_column(column.expect("casts")).expect("fits");
+        });
+        assert_eq!(float, "column `size_bytes`: has type f64, expected u64");
+        let turned = error(|frame| *frame = frame.reverse());
+        assert!(turned.starts_with("row 0: is not the event_index"), "{turned}");
+        let missing = error(|frame| {
+            frame.drop_in_place("stream").expect("is there");
+        });
+        assert_eq!(missing, "column `stream`: is missing");
+    }
+
     /// Cut or changed bytes give an error, or a trace that is valid.
     #[test]
     fn damaged_parquet_never_panics() {
         let bytes = parquet_bytes(&read_text(EXAMPLE).expect("parses"));
         let mut random = Random(7);
-        for _ in 0..1500 {
-            if let Ok(trace) = read_parquet(&damage(&bytes, &mut random)[..]) {
-                assert_eq!(validate(&trace), Ok(()));
+        let mut refused = 0;
+        for _ in 0..20_000 {
+            let damaged = damage(&bytes, &mut random);
+            match read_parquet(&damaged[..]) {
+                Ok(trace) => assert_eq!(validate(&trace), Ok(())),
+                Err(ParquetError::Checksum { .. }) => refused += 1,
+                Err(error) => assert!(!error.to_string().is_empty()),
             }
         }
+        assert!(refused > 10_000, "the checksum comes before everything else: {refused}");
         assert!(read_parquet(&b"PAR1"[..]).is_err());
         assert!(read_parquet(&bytes[..bytes.len() - 9]).is_err());
     }
