@@ -1,5 +1,5 @@
-//! Trace files: every format gives back what was written, and says what is wrong with a file that is not
-//! a trace, and where.
+//! Trace files: every format gives back what was written, and says what is wrong with a file that
+//! is not a trace, and where.
 
 use std::io::{Read, Write};
 use std::path::Path;
@@ -88,8 +88,8 @@ fn read_input(path: &Path) -> Trace {
     }
 }
 
-/// What a trace says, whatever its tables look like: blocks by the order in which they are asked for,
-/// everything else by name.
+/// What a trace says, whatever its tables look like: blocks by the order in which they are asked
+/// for, everything else by name.
 fn meaning(trace: &Trace) -> Vec<(u64, String)> {
     let mut order = vec![usize::MAX; trace.blocks.len()];
     let mut asked = 0;
@@ -232,7 +232,8 @@ mod parquet {
         }
     }
 
-    /// As another program sees the file: rows of a block carry the block's columns, no row another's.
+    /// As another program sees the file: rows of a block carry the block's columns, no row
+    /// another's.
     #[test]
     fn rows_are_denormalised() {
         let text = "alloc a 100 stream=7 role=gradient\nmark p\n@5ns free a\ntransfer 9 d2h";
@@ -322,7 +323,7 @@ mod parquet {
     }
 }
 
-// ---- native -----------------------------------------------------------------------------------------
+// ---- native -----------------------------------------------------------------------------------
 
 /// The example of the README's chapter on the native form.
 const NATIVE_EXAMPLE: &str = r#"{"fraglab_trace": 1,
@@ -541,7 +542,7 @@ fn damaged_native_files_never_panic() {
     assert!(still_valid > 0, "some damage, as of a size, leaves a valid trace");
 }
 
-// ---- text -------------------------------------------------------------------------------------------
+// ---- text -------------------------------------------------------------------------------------
 
 #[test]
 fn the_text_example_reads() {
@@ -557,7 +558,8 @@ fn the_text_example_reads() {
     assert_eq!(trace.blocks[2].size_bytes, 1536);
     assert_eq!(trace.blocks[2].role, Role::Gradient);
     assert_eq!(trace.streams[trace.blocks[2].stream.index()].handle, 0x1f);
-    // 3 allocs, 2 frees, alloc, defer, done, mark, empty_cache, enter, 200 of the repeat, leave, delete.
+    // 3 allocs, 2 frees, alloc, defer, done, mark, empty_cache, enter, 200 of the repeat, leave,
+    // delete.
     assert_eq!(trace.events.len(), 3 + 2 + 3 + 2 + 1 + 200 + 2);
 }
 
@@ -724,10 +726,10 @@ fn text_warns_of_what_it_cannot_hold() {
     for expected in ["call sites (1)", "addresses and actions", "two live blocks of one name"] {
         assert!(warnings.contains(expected), "{warnings}");
     }
-    assert!(text_of(&trace).contains("alloc a 1\nalloc _ 2\n") || text_of(&trace).contains("b1"));
+    assert!(text_of(&trace).contains("alloc a 1\nalloc b1 2\n"));
 }
 
-// ---- files ------------------------------------------------------------------------------------------
+// ---- files ------------------------------------------------------------------------------------
 
 #[test]
 fn formats_are_told_by_content() {
@@ -928,7 +930,7 @@ fn a_closed_pipe_is_known_as_one() {
     assert_eq!(kind(write_text(&trace, Closed).map(drop)), std::io::ErrorKind::BrokenPipe);
 }
 
-// ---- validate and stats -----------------------------------------------------------------------------
+// ---- validate and stats -----------------------------------------------------------------------
 
 #[test]
 fn every_rule_of_a_valid_trace_is_checked() {
@@ -938,7 +940,8 @@ fn every_rule_of_a_valid_trace_is_checked() {
     )
     .expect("parses");
     assert_eq!(validate(&good), Ok(()));
-    let breaks: [(&str, fn(&mut Trace)); 20] = [
+    type Break = fn(&mut Trace);
+    let breaks: [(&str, Break); 20] = [
         ("0 is not between 1", |t| t.blocks[0].size_bytes = 0),
         ("not between 1 and 2^60 - 1", |t| t.blocks[1].size_bytes = BLOCK_BYTES_MAX + 1),
         ("stream 9 does not exist", |t| t.blocks[0].stream.0 = 9),

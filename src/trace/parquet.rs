@@ -1,12 +1,13 @@
 //! Parquet: one row an event, denormalised, for people who look at traces with other tools.
 //!
-//! Rows are the truth for whatever they can hold. The rest (header, tables, the recording's actions,
-//! blocks that no event speaks of) stands in the key-value metadata, in the native format, so that its
-//! reader and its checks serve here too. The columns are listed in `traces/README.md`.
+//! Rows are the truth for whatever they can hold. The rest (header, tables, the recording's
+//! actions, blocks that no event speaks of) stands in the key-value metadata, in the native format,
+//! so that its reader and its checks serve here too. The columns are listed in `traces/README.md`.
 //!
-//! A damaged run length in a page makes polars ask for 2^61 bytes, which ends the process and cannot be
-//! caught. So a checksum of the whole file stands in the metadata, and is compared before polars sees
-//! the first byte. A file without one, as another program may write it, is read all the same.
+//! A damaged run length in a page makes polars ask for 2^61 bytes, which ends the process and
+//! cannot be caught. So a checksum of the whole file stands in the metadata, and is compared before
+//! polars sees the first byte. A file without one, as another program may write it, is read all the
+//! same.
 
 use std::collections::HashMap;
 use std::io::{Cursor, Read, Write};
@@ -179,8 +180,8 @@ pub fn write_parquet(trace: &Trace, mut writer: impl Write) -> Result<(), Parque
     Ok(())
 }
 
-/// Where in a file its checksum stands. In the footer's encoding the value follows its key after two
-/// bytes: the type of the field and its length.
+/// Where in a file its checksum stands. In the footer's encoding the value follows its key after
+/// two bytes: the type of the field and its length.
 fn checksum_place(bytes: &[u8]) -> Option<Range<usize>> {
     let key = CHECKSUM_KEY.as_bytes();
     let after_key = bytes.windows(key.len()).rposition(|window| window == key)? + key.len();
