@@ -1,8 +1,8 @@
 //! The native format: one JSON object, laid out in columns.
 //!
 //! Columns instead of an object an event, because LLM jobs repeat themselves: step after step gives
-//! the same run of letters, sizes and distances, which zstd folds away, and a column of numbers is
-//! read several times faster than objects. The format is documented in `traces/README.md`.
+//! the same run of letters, sizes and distances, which zstd folds away. The format is documented in
+//! `traces/README.md`.
 //!
 //! ```text
 //!   "ops"          a a f m ...      one letter an event
@@ -110,8 +110,8 @@ impl From<serde_json::Error> for NativeError {
 /// # Errors
 /// What is wrong and where: line and column, or the column and entry, or the event.
 pub fn read_native(mut reader: impl Read) -> Result<Trace, NativeError> {
-    // Parsing from memory is several times faster than from a reader, and the columns stay in
-    // memory anyway. The buffer grows with what is really there.
+    // Parsing from memory is a third faster than from a reader, and the columns stay in memory
+    // anyway. The buffer grows with what is really there.
     let mut text = Vec::new();
     reader.read_to_end(&mut text)?;
     let trace = parse(&text)?;
