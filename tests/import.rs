@@ -3,6 +3,8 @@
 //! Fixtures and the digests of the recordings come from CPython's own pickle module: see
 //! `tests/import/make_fixtures.py`.
 
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
 use std::fs::File;
 use std::io::{Cursor, Read};
 use std::path::{Path, PathBuf};
@@ -295,9 +297,9 @@ fn a_stack_that_comes_in_batches_is_whole() {
 
 #[test]
 fn containers_filled_after_they_were_shared_are_whole() {
-    // {'segments': [], 'device_traces': [D]} where the trace D, its entry E, the entry's stack S and
-    // the frame F are each in the memo and in their parents before a single item is in them, and
-    // are filled item by item afterwards, from the innermost out.
+    // {'segments': [], 'device_traces': [D]} where the trace D, its entry E, the entry's stack S
+    // and the frame F are each in the memo and in their parents before a single item is in them,
+    // and are filled item by item afterwards.
     let mut p = PickleWriter::new();
     p.raw(b"}q\x00");
     p.text("segments").raw(b"]s");
@@ -835,9 +837,8 @@ fn rmm_errors_name_line_and_field() {
         ("1,0.5,allocate,0x1,256,main", "line 3: stream \"main\"; expected a handle"),
     ];
     for (row, expected) in cases {
-        let log = format!(
-            "Thread,Time,Action,Pointer,Size,Stream\n1,1634567890.123456,allocate,0x1,1,0x0\n{row}\n"
-        );
+        let first = "1,1634567890.123456,allocate,0x1,1,0x0";
+        let log = format!("Thread,Time,Action,Pointer,Size,Stream\n{first}\n{row}\n");
         let error = read_rmm_csv(log.as_bytes()).expect_err(row).to_string();
         assert!(error.starts_with(expected), "{error}\nshould begin {expected}");
     }
