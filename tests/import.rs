@@ -424,6 +424,33 @@ fn lengths_that_lie_do_not_allocate() {
 }
 
 #[test]
+fn small_files_with_much_sharing_do_not_fill_memory() {
+    // 30,000 devices that share a trace of 30,000 references to one entry: 200 kB of file would
+    // become 900 million entries. Likewise segments that share their blocks.
+    let entry = |p: &mut PickleWriter| {
+        p.raw(b"}(").text("action").text("alloc").text("addr").int(1).text("size").int(1);
+        p.raw(b"u");
+    };
+    let block = |p: &mut PickleWriter| {
+        p.raw(b"}(").text("state").text("inactive").text("size").int(1).raw(b"u");
+    };
+    let mut p = PickleWriter::new();
+    p.raw(b"}(").text("segments").raw(b"]").text("device_traces").raw(b"](](");
+    entry(&mut p);
+    p.raw(b"q\x01").raw(&b"h\x01".repeat(30_000)).raw(b"eq\x02");
+    p.raw(&b"h\x02".repeat(30_000)).raw(b"eu");
+    assert!(error_of(&p.finish()).contains("stand in too many places"));
+
+    let mut p = PickleWriter::new();
+    p.raw(b"}(").text("device_traces").raw(b"]").text("segments").raw(b"](}(");
+    p.text("total_size").int(1).text("blocks").raw(b"](");
+    block(&mut p);
+    p.raw(b"q\x01").raw(&b"h\x01".repeat(30_000)).raw(b"euq\x02");
+    p.raw(&b"h\x02".repeat(30_000)).raw(b"eu");
+    assert!(error_of(&p.finish()).contains("stand in too many places"));
+}
+
+#[test]
 fn truncations_and_flipped_bits_never_panic() {
     let whole = fixture("protocol4.pickle");
     let cpp = fixture("cpp.pickle");

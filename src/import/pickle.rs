@@ -2,9 +2,9 @@
 //! `torch::jit::Pickler` write them.
 //!
 //! A pickle is a program for a small stack machine. This one runs only the opcodes that build
-//! dicts, lists, tuples, texts, numbers, booleans, bytes and `None`; every opcode that would import,
-//! call or build anything else ends the reading with its name and position. Nothing is ever
-//! executed.
+//! dicts, lists, tuples, texts, numbers, booleans, bytes and `None`; every opcode that would
+//! import, call or build anything else ends the reading with its name and position. Nothing is
+//! ever executed.
 //!
 //! The design decision: a value is one 64-bit word. Numbers sit in it, texts and containers are
 //! ids, and what a container holds is kept by a [`Build`]er that sees each batch of items when it

@@ -382,7 +382,7 @@ fn in_pairs(pairs: &[Value]) -> impl Iterator<Item = (Value, Value)> + '_ {
     pairs.chunks_exact(2).map(|pair| (pair[0], pair[1]))
 }
 
-fn too_many() -> Complaint {
+pub(super) fn too_many() -> Complaint {
     Complaint { found: "too many values".to_owned(), expected: "fewer than four billion" }
 }
 

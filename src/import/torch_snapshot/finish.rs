@@ -1,9 +1,11 @@
 //! From the packed containers to a snapshot, once all is read.
 
+use std::cell::Cell;
 use std::ops::Range;
 
 use super::collect::{
-    Collector, Known, Object, SegmentDraft, known, last_index, truth, update_block, update_segment,
+    Collector, Known, Object, SegmentDraft, known, last_index, too_many, truth, update_block,
+    update_segment,
 };
 use super::{
     NO_ID, RawAction, RawAnnotation, RawBlock, RawEntry, RawSegment, RawSettings, RawSnapshot,
@@ -16,14 +18,25 @@ pub(super) struct Finisher {
     top: Value,
     atoms: Atoms,
     collector: Collector,
+    /// How many more items may be copied out of containers. What stands in one place is copied
+    /// once; a list that a small file puts in a million places must not fill memory.
+    copies_left: Cell<usize>,
 }
+
+/// Copies beyond what is there, for containers that stand in several places.
+const SHARED_COPIES_MAX: usize = 1 << 20;
 
 const SNAPSHOT_SHAPE: &str = "the dict with 'segments' and 'device_traces' that \
      torch.cuda.memory._dump_snapshot writes, or a list of segments";
 
 impl Finisher {
     pub(super) fn new(pickle: Pickle<Collector>) -> Self {
-        Finisher { top: pickle.top, atoms: pickle.atoms, collector: pickle.builder }
+        let Pickle { top, atoms, builder: collector } = pickle;
+        let pairs: usize = collector.dicts.iter().map(Vec::len).sum();
+        let items: usize = collector.lists.iter().map(Vec::len).sum();
+        // An item may be a frame whose three keys came one by one.
+        let copies_left = Cell::new(SHARED_COPIES_MAX + pairs + 4 * items);
+        Finisher { top, atoms, collector, copies_left }
     }
 
     pub(super) fn finish(mut self) -> Result<RawSnapshot, SnapshotError> {
@@ -67,6 +80,15 @@ impl Finisher {
             Kind::Object(id) => Some(self.collector.objects[id as usize]),
             _ => None,
         }
+    }
+
+    fn spend(&self, copies: usize) -> Result<(), Complaint> {
+        let left = self.copies_left.get().checked_sub(copies).ok_or_else(|| Complaint {
+            found: "lists or dicts that stand in too many places".to_owned(),
+            expected: "few shared containers, as a snapshot has",
+        })?;
+        self.copies_left.set(left);
+        Ok(())
     }
 
     /// The pairs of a dict that fits no shape.
@@ -114,10 +136,10 @@ impl Finisher {
         let items = items.to_vec();
         let mut segments = Vec::new();
         for (index, &item) in items.iter().enumerate() {
-            let draft = self.segment_draft(item).map_err(|complaint| {
+            let segment = self.segment_draft(item).and_then(|draft| self.segment(draft));
+            segments.push(segment.map_err(|complaint| {
                 shape(format!("segment {index}: {}", complaint.found), complaint.expected)
-            })?;
-            segments.push(self.segment(draft));
+            })?);
         }
         Ok(segments)
     }
@@ -127,7 +149,7 @@ impl Finisher {
             Some(Object::Segment(index)) => Ok(self.collector.segments[index as usize].clone()),
             Some(Object::Dict(_)) => {
                 let mut draft = SegmentDraft::new();
-                update_segment(&mut draft, &self.flat_pairs(item), &self.atoms)?;
+                update_segment(&mut draft, &self.flat_pairs(item)?, &self.atoms)?;
                 Ok(draft)
             }
             _ => {
@@ -136,31 +158,34 @@ impl Finisher {
         }
     }
 
-    fn flat_pairs(&self, dict: Value) -> Vec<Value> {
-        self.pairs(dict).iter().flat_map(|&(key, value)| [key, value]).collect()
+    fn flat_pairs(&self, dict: Value) -> Result<Vec<Value>, Complaint> {
+        let pairs = self.pairs(dict);
+        self.spend(pairs.len())?;
+        Ok(pairs.iter().flat_map(|&(key, value)| [key, value]).collect())
     }
 
-    fn segment(&self, draft: SegmentDraft) -> RawSegment {
+    fn segment(&self, draft: SegmentDraft) -> Result<RawSegment, Complaint> {
         let mut segment = draft.segment;
         if let Some(&[first, second]) = self.items(draft.pool_id) {
             let part = |value| self.atoms.word(value).unwrap_or(0);
             segment.pool_id = (part(first), part(second));
         }
-        for &item in self.items(draft.blocks).unwrap_or(&[]) {
+        let blocks = self.items(draft.blocks).unwrap_or(&[]);
+        self.spend(blocks.len())?;
+        for &item in blocks {
             match self.object(item) {
                 Some(Object::Block(index)) => {
                     segment.blocks.push(self.collector.blocks[index as usize]);
                 }
                 Some(Object::Dict(_)) => {
                     let mut block = RawBlock::default();
-                    if update_block(&mut block, &self.flat_pairs(item), &self.atoms).is_ok() {
-                        segment.blocks.push(block);
-                    }
+                    update_block(&mut block, &self.flat_pairs(item)?, &self.atoms)?;
+                    segment.blocks.push(block);
                 }
                 _ => {}
             }
         }
-        segment
+        Ok(segment)
     }
 
     fn annotations(&self) -> Vec<RawAnnotation> {
@@ -232,14 +257,15 @@ impl Finisher {
                 return Err(SnapshotError::Shape { found, expected: "a list of entries" });
             }
         };
+        let wrong = |index, complaint: Complaint| {
+            let Complaint { found, expected } = complaint;
+            SnapshotError::Entry { gpu, index, found, expected }
+        };
+        self.spend(self.collector.lists[list].len()).map_err(|complaint| wrong(0, complaint))?;
         let items = std::mem::take(&mut self.collector.lists[list]);
         let mut order = Order::Row(next..next);
         for (index, &item) in items.iter().enumerate() {
-            let entry = self.entry(item).map_err(|complaint| {
-                let Complaint { found, expected } = complaint;
-                SnapshotError::Entry { gpu, index, found, expected }
-            })?;
-            order.push(entry);
+            order.push(self.entry(item).map_err(|complaint| wrong(index, complaint))?);
         }
         // The same list may stand for another device too.
         self.collector.lists[list] = items;
@@ -268,7 +294,7 @@ impl Finisher {
 
     /// An entry whose dict was filled piece by piece.
     fn late_entry(&mut self, dict: Value) -> Result<u32, Complaint> {
-        let pairs = self.flat_pairs(dict);
+        let pairs = self.flat_pairs(dict)?;
         if !pairs.chunks_exact(2).any(|pair| known(pair[0]) == Some(Known::Action)) {
             let found = format!("a dict with {}", self.keys(dict));
             return Err(Complaint { found, expected: "a dict with 'action'" });
@@ -289,7 +315,10 @@ impl Finisher {
             let stack = match self.collector.objects[list as usize] {
                 Object::Stack(stack) => stack,
                 Object::List(items) => {
-                    let stack = self.late_stack(items)?;
+                    let stack = self.late_stack(items).map_err(|complaint| {
+                        let Complaint { found, expected } = complaint;
+                        SnapshotError::Shape { found: format!("a stack: {found}"), expected }
+                    })?;
                     self.collector.objects[list as usize] = Object::Stack(stack);
                     stack
                 }
@@ -301,21 +330,20 @@ impl Finisher {
     }
 
     /// The stack of a list that was filled before all its frames were, or piece by piece.
-    fn late_stack(&mut self, list: u32) -> Result<u32, SnapshotError> {
+    fn late_stack(&mut self, list: u32) -> Result<u32, Complaint> {
         let items = std::mem::take(&mut self.collector.lists[list as usize]);
         let mut stack = Vec::new();
         for item in items {
             match self.object(item) {
                 Some(Object::Frame(frame)) => stack.push(frame),
                 Some(Object::Dict(_)) => {
-                    let pairs = self.flat_pairs(item);
-                    let frame = self.collector.frame(None, &pairs, &self.atoms);
-                    stack.push(frame.map_err(|_| SnapshotError::TooMany("frames"))?);
+                    let pairs = self.flat_pairs(item)?;
+                    stack.push(self.collector.frame(None, &pairs, &self.atoms)?);
                 }
                 _ => {}
             }
         }
-        self.collector.stacks.intern(&stack).ok_or(SnapshotError::TooMany("stacks"))
+        self.collector.stacks.intern(&stack).ok_or_else(too_many)
     }
 
     /// The entries of each device in its order.

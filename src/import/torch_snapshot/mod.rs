@@ -254,8 +254,8 @@ pub enum SnapshotError {
 
 /// Reads a snapshot from a decompressed pickle.
 ///
-/// A bare list of segments, as `torch.cuda.memory_snapshot()` returns it, is accepted too: it has no
-/// device with a history.
+/// A bare list of segments, as `torch.cuda.memory_snapshot()` returns it, is accepted too: it has
+/// no device with a history.
 ///
 /// # Errors
 /// If it is no pickle of plain data or no snapshot; the message names the position.
