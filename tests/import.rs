@@ -888,10 +888,11 @@ fn read_trace_tells_formats_by_content() {
     let snapshot = fixture("protocol4.pickle");
     let mut gz = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     std::io::copy(&mut snapshot.as_slice(), &mut gz).unwrap();
+    let packed = gz.finish().unwrap();
     // Names that say nothing, or lie.
     for (name, bytes) in [
         ("a.pickle", snapshot.clone()),
-        ("b.json", gz.finish().unwrap()),
+        ("b.json", packed.clone()),
         ("c", zstd::encode_all(snapshot.as_slice(), 1).unwrap()),
     ] {
         check_fixture(&read(&write(name, &bytes)));
@@ -905,6 +906,11 @@ fn read_trace_tells_formats_by_content() {
     let path = write("cut.pickle", &snapshot[..100]);
     let expected = format!("{}: byte 100: the file ends here; expected", path.display());
     assert!(error(&path).starts_with(&expected), "{}", error(&path));
+    let path = write("cut.pickle.gz", &packed[..packed.len() / 2]);
+    let message = error(&path);
+    assert!(message.starts_with(&format!("{}: ", path.display())), "{message}");
+    assert!(message.contains("truncated"), "{message}");
+    assert_eq!(message.lines().count(), 1);
     let path = write("bad.trace", b"alloc a 1MiB\nfree b\n");
     assert!(error(&path).starts_with(&format!("{}:2:", path.display())), "{}", error(&path));
     assert!(error(&dir.path().join("absent.pickle")).contains("absent.pickle: "));
