@@ -224,20 +224,15 @@ impl Caching {
         if self.collects_garbage() {
             self.searches[kind_of(set)] += 1;
         }
-        let candidate = self.free[set as usize].first_fit(size_bytes)?;
         let split_limit_bytes = self.config.max_split_size_bytes;
-        if size_bytes < split_limit_bytes {
-            if candidate.size_bytes >= split_limit_bytes {
-                return None;
+        let slack_bytes = self.config.max_non_split_rounding_bytes;
+        self.free[set as usize].take_first_fit(size_bytes, |candidate_bytes| {
+            if size_bytes < split_limit_bytes {
+                candidate_bytes < split_limit_bytes
+            } else {
+                candidate_bytes < size_bytes.saturating_add(slack_bytes)
             }
-        } else {
-            let slack_bytes = self.config.max_non_split_rounding_bytes;
-            if candidate.size_bytes >= size_bytes.saturating_add(slack_bytes) {
-                return None;
-            }
-        }
-        self.free[set as usize].remove(candidate.size_bytes, candidate.address);
-        Some(candidate.block)
+        })
     }
 
     /// Hands out a block that is in no set: splits it if the rules say so (spec 3.3 step 10, 3.8).
