@@ -103,7 +103,7 @@ impl fmt::Display for Bytes {
             GIB..=1_099_511_627_775 => (GIB, "GiB"),
             _ => (1u64 << 40, "TiB"),
         };
-        let text = if self.0 % unit == 0 {
+        let text = if self.0.is_multiple_of(unit) {
             format!("{} {name}", self.0 / unit)
         } else {
             format!("{:.2} {name}", self.0 as f64 / unit as f64)

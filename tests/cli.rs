@@ -706,7 +706,7 @@ mod verify {
     use super::*;
 
     fn recording(name: &str) -> Option<PathBuf> {
-        Some(shared_dir()?.join("recordings").join(name))
+        Some(shared_dir()?.join(name))
     }
 
     #[test]

@@ -1,5 +1,11 @@
 //! All integration tests, in one binary so that linking is paid for once.
 
+mod caching;
+mod caching_property;
 mod cli;
 mod common;
+mod golden;
+mod import;
+mod model;
+mod recordings;
 mod trace_files;

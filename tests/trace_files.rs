@@ -69,13 +69,9 @@ fn folder() -> tempfile::TempDir {
     tempfile::tempdir().expect("a temporary folder")
 }
 
-/// Writes bytes to a file and opens it as an input.
-fn input_of(bytes: &[u8]) -> (tempfile::TempDir, Input) {
-    let folder = folder();
-    let path = folder.path().join("file");
-    std::fs::write(&path, bytes).expect("writes");
-    let input = Input::open(&path).expect("opens");
-    (folder, input)
+fn input_of(bytes: &[u8]) -> Input {
+    let reader = Box::new(std::io::Cursor::new(bytes.to_vec()));
+    Input::from_reader(Path::new("file"), reader).expect("opens")
 }
 
 fn read_input(path: &Path) -> Trace {
@@ -453,10 +449,8 @@ fn damaged_native_files_never_panic() {
         for (packed, rounds) in [(plain.clone(), 500), (gzip(&plain), 250), (zst(&plain), 250)] {
             for _ in 0..rounds {
                 let bytes = damage(&packed, &mut random);
-                let folder = folder();
-                let path = folder.path().join("t");
-                std::fs::write(&path, &bytes).expect("writes");
-                let Ok(input) = Input::open(&path) else { continue };
+                let reader = Box::new(std::io::Cursor::new(bytes));
+                let Ok(input) = Input::from_reader(Path::new("t"), reader) else { continue };
                 match read_native(input.reader) {
                     Ok(trace) => {
                         assert_eq!(validate(&trace), Ok(()));
@@ -673,7 +667,7 @@ fn formats_are_told_by_content() {
     ];
     for (bytes, expected) in cases {
         for packed in [bytes.to_vec(), gzip(bytes), zst(bytes)] {
-            let (_folder, mut input) = input_of(&packed);
+            let mut input = input_of(&packed);
             assert_eq!(input.format().expect("is known"), expected, "{bytes:?}");
             let rest = input.read_to_end().expect("reads");
             assert_eq!(
@@ -685,28 +679,28 @@ fn formats_are_told_by_content() {
     }
     // A character cut in two by the end of what is looked at is still text.
     let long = format!("{}ö and more", "#".repeat(4095));
-    assert_eq!(input_of(long.as_bytes()).1.format().expect("is known"), TraceFormat::Text);
+    assert_eq!(input_of(long.as_bytes()).format().expect("is known"), TraceFormat::Text);
     for (bytes, expected) in [
         (&b""[..], "the file is empty"),
         (b"\x80\x01", "begins with the bytes 80 01"),
         (b"MZ\0\0", "begins with the bytes 4d 5a 00 00"),
         (b"alloc \xff", "not a trace"),
     ] {
-        let error = input_of(bytes).1.format().expect_err("must fail").to_string();
+        let error = input_of(bytes).format().expect_err("must fail").to_string();
         assert!(error.contains(expected), "{error}");
     }
-    assert!(input_of(&gzip(b"")).1.format().expect_err("empty").to_string().contains("empty"));
+    assert!(input_of(&gzip(b"")).format().expect_err("empty").to_string().contains("empty"));
 }
 
 #[test]
 fn several_members_and_frames_are_one_stream() {
     let halves = [&b"alloc a 5\n"[..], b"free a\n"];
     for pack in [gzip, zst] {
-        let (_folder, mut input) = input_of(&halves.map(pack).concat());
+        let mut input = input_of(&halves.map(pack).concat());
         assert_eq!(input.read_to_string().expect("reads"), "alloc a 5\nfree a\n");
     }
     let skippable = [&[0x50, 0x2a, 0x4d, 0x18, 2, 0, 0, 0, 9, 9][..], &zst(halves[0])].concat();
-    assert_eq!(input_of(&skippable).1.read_to_end().expect("reads"), halves[0]);
+    assert_eq!(input_of(&skippable).read_to_end().expect("reads"), halves[0]);
 }
 
 #[test]
@@ -718,18 +712,32 @@ fn damaged_compression_is_named() {
         (zst, "zstd", Compression::Zstd),
     ] {
         let whole = pack(&text);
-        let (_folder, mut input) = input_of(&whole[..whole.len() / 2]);
+        let mut input = input_of(&whole[..whole.len() / 2]);
         assert_eq!(input.compression, compression);
         let error = input.read_to_end().expect_err("must fail").to_string();
         assert!(error.contains(&format!("the {name} file is truncated")), "{error}");
-        let mut broken = whole.clone();
-        let middle = broken.len() / 2;
-        broken[middle..middle + 64].fill(0xff);
-        let error = input_of(&broken).1.read_to_end().expect_err("must fail").to_string();
-        assert!(error.contains(&format!("the {name} file is corrupt")), "{error}");
         let error =
-            input_of(&[&whole[..], b"garbage"].concat()).1.read_to_end().expect_err("must fail");
-        assert!(error.to_string().contains("corrupt"), "{error}");
+            input_of(&[&whole[..], b"garbage of more than a header"].concat()).read_to_end();
+        let error = error.map(|_| ()).expect_err("must fail").to_string();
+        assert!(error.contains(&format!("the {name} file is corrupt")), "{error}");
+    }
+}
+
+#[test]
+fn checksums_are_written_and_checked() {
+    let folder = folder();
+    for (name, from_end) in [("t.txt.gz", 8), ("t.txt.zst", 1), ("t.txt.gz", 40), ("t.txt.zst", 40)]
+    {
+        let path = folder.path().join(name);
+        write_trace(&read_text(EXAMPLE).expect("parses"), &path).expect("writes");
+        let mut bytes = std::fs::read(&path).expect("reads");
+        let at = bytes.len() - from_end;
+        bytes[at] ^= 1;
+        std::fs::write(&path, bytes).expect("writes");
+        let read = Input::open(&path).and_then(|mut input| input.read_to_end());
+        let error = read.expect_err("must fail").to_string();
+        assert!(error.contains("file is corrupt: "), "{error}");
+        assert!(from_end > 8 || error.contains("checksum"), "{error}");
     }
 }
 
@@ -738,7 +746,7 @@ fn a_missing_file_and_text_that_is_none_are_named() {
     let error = Input::open(Path::new("no/such/file")).expect_err("must fail").to_string();
     assert!(error.starts_with("no/such/file: "), "{error}");
     let bytes = [&"fine\n".repeat(2000).into_bytes()[..], b"\xff\n"].concat();
-    let error = input_of(&bytes).1.read_to_string().expect_err("must fail").to_string();
+    let error = input_of(&bytes).read_to_string().expect_err("must fail").to_string();
     assert!(error.ends_with("line 2001 is not UTF-8 text"), "{error}");
 }
 

@@ -84,8 +84,7 @@ pub struct Levels {
 }
 
 /// What the allocator did, for the decision log and for comparison.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ActionKind {
     /// A block was handed out.
     Alloc,
@@ -107,6 +106,24 @@ pub enum ActionKind {
     EmptyCache,
     /// The device, or the memory limit, refused a call.
     DeviceRefused,
+}
+
+impl ActionKind {
+    /// The name in files: `alloc`, `free`, `free_completed`, `segment_alloc`, ...
+    pub fn name(self) -> &'static str {
+        match self {
+            ActionKind::Alloc => "alloc",
+            ActionKind::FreeRequested => "free",
+            ActionKind::FreeCompleted => "free_completed",
+            ActionKind::SegmentAlloc => "segment_alloc",
+            ActionKind::SegmentFree => "segment_free",
+            ActionKind::SegmentMap => "segment_map",
+            ActionKind::SegmentUnmap => "segment_unmap",
+            ActionKind::Oom => "oom",
+            ActionKind::EmptyCache => "empty_cache",
+            ActionKind::DeviceRefused => "device_refused",
+        }
+    }
 }
 
 /// One entry of the log.
@@ -184,9 +201,17 @@ pub trait Allocator: Clone {
     /// What it holds now.
     fn levels(&self) -> Levels;
 
+    /// The pool that a request belongs to, as [`LayoutBlock::pool`] numbers pools.
+    fn pool_of(&self, _request: Request) -> u32 {
+        0
+    }
+
     /// Size in bytes of the largest free range that could serve a request like this one without a
     /// device call: same stream and pool. 0 if there is none.
     fn largest_hole(&self, request: Request) -> u64;
+
+    /// The memory limit in force, in bytes.
+    fn limit_bytes(&self) -> Option<u64>;
 
     /// Counters for the results, by name. Always `segment_allocs`, `segment_frees`, `alloc_retries` and
     /// `ooms`; others as the allocator likes.
@@ -244,10 +269,14 @@ pub struct LayoutBlock {
 pub struct BuildInputs {
     /// The settings string of the trace or of `--pytorch-conf`.
     pub settings: Option<String>,
-    /// Memory limit of the allocator in bytes; it never holds more.
+    /// Memory limit of the allocator in bytes, asked for by name; it never holds more.
     pub limit_bytes: Option<u64>,
+    /// The limit of the recorded run: stands unless another is asked for, by name or in settings.
+    pub recorded_limit_bytes: Option<u64>,
     /// Total memory that the device reports.
     pub device_total_bytes: u64,
     /// Raw handles of the trace's streams, by [`StreamId`].
     pub stream_handles: Vec<u64>,
+    /// The trace enters private pools or graph captures.
+    pub private_pools: bool,
 }

@@ -1,4 +1,21 @@
 //! Which allocators there are: one line each.
+//!
+//! The registry does not hand out trait objects. It calls a [`Visitor`] with the concrete allocator, so
+//! that the replay loop is compiled once for each and dynamic dispatch is never paid.
+
+use super::caching::{self, Caching};
+use super::native::Native;
+use super::spec::{AllocSpec, Params, SpecError};
+use super::{Allocator, BuildInputs};
+
+/// Something to do with an allocator whose type is known.
+pub trait Visitor {
+    /// What comes of it.
+    type Output;
+
+    /// Does it.
+    fn visit<A: Allocator + Send + 'static>(self, allocator: A) -> Self::Output;
+}
 
 /// What `fraglab list` says about an allocator.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -11,7 +28,36 @@ pub struct AllocatorInfo {
     pub params: Vec<(&'static str, &'static str)>,
 }
 
-/// Every allocator.
-pub fn list() -> Vec<AllocatorInfo> {
-    Vec::new()
+/// Expands to [`list`] and [`build`] from one line an allocator.
+macro_rules! allocators {
+    ($($name:literal, $type:ty, $summary:literal, $params:expr;)*) => {
+        /// Every allocator.
+        pub fn list() -> Vec<AllocatorInfo> {
+            vec![$(AllocatorInfo { name: $name, summary: $summary, params: $params }),*]
+        }
+
+        /// Builds the allocator of a specification and gives it to the visitor.
+        ///
+        /// # Errors
+        /// If there is no such allocator or a parameter is not accepted.
+        pub fn build<V: Visitor>(
+            spec: &AllocSpec,
+            inputs: &BuildInputs,
+            visitor: V,
+        ) -> Result<V::Output, SpecError> {
+            let params = Params::new(spec);
+            match spec.name.as_str() {
+                $($name => Ok(visitor.visit(<$type>::build(params, inputs)?)),)*
+                _ => Err(SpecError::UnknownAllocator {
+                    name: spec.name.clone(),
+                    known: list().iter().map(|info| info.name).collect::<Vec<_>>().join(", "),
+                }),
+            }
+        }
+    };
+}
+
+allocators! {
+    "caching", Caching, "PyTorch's CUDA caching allocator, exact", caching::parameter_help();
+    "native", Native, "one device malloc per tensor, nothing cached", Vec::new();
 }

@@ -1,7 +1,5 @@
 //! A device around a device that counts and costs every call and knows what is held.
 
-use std::collections::HashMap;
-
 use serde::Serialize;
 
 use super::{CostProfile, Device, DeviceCall, DeviceError, MemoryInfo, PhysicalHandle};
@@ -39,22 +37,12 @@ pub struct Counting<D> {
     calls: CallCounts,
     cost_ns: f64,
     held_bytes: u64,
-    sizes_by_address: SizeTable,
-    sizes_by_handle: HashMap<u64, u64, foldhash::fast::FixedState>,
 }
 
 impl<D: Device> Counting<D> {
     /// Counts the calls of `inner`, with costs from `profile`.
     pub fn new(inner: D, profile: CostProfile) -> Self {
-        Counting {
-            inner,
-            profile,
-            calls: CallCounts::default(),
-            cost_ns: 0.0,
-            held_bytes: 0,
-            sizes_by_address: SizeTable::default(),
-            sizes_by_handle: HashMap::default(),
-        }
+        Counting { inner, profile, calls: CallCounts::default(), cost_ns: 0.0, held_bytes: 0 }
     }
 
     /// The device inside.
@@ -83,9 +71,6 @@ impl<D: Device> Counting<D> {
     }
 }
 
-/// Sizes of malloc'ed ranges by address.
-type SizeTable = HashMap<u64, u64, foldhash::fast::FixedState>;
-
 impl<D: Device> Device for Counting<D> {
     #[inline]
     fn malloc(&mut self, size_bytes: u64) -> Result<u64, DeviceError> {
@@ -93,18 +78,16 @@ impl<D: Device> Device for Counting<D> {
         self.calls.malloc += 1;
         self.charge(DeviceCall::Malloc, size_bytes);
         self.held_bytes += size_bytes;
-        self.sizes_by_address.insert(address, size_bytes);
         Ok(address)
     }
 
     #[inline]
-    fn free(&mut self, address: u64) -> Result<(), DeviceError> {
-        self.inner.free(address)?;
-        let size_bytes = self.sizes_by_address.remove(&address).unwrap_or(0);
+    fn free(&mut self, address: u64) -> Result<u64, DeviceError> {
+        let size_bytes = self.inner.free(address)?;
         self.calls.free += 1;
         self.charge(DeviceCall::Free, size_bytes);
         self.held_bytes -= size_bytes;
-        Ok(())
+        Ok(size_bytes)
     }
 
     fn address_reserve(&mut self, size_bytes: u64) -> Result<u64, DeviceError> {
@@ -126,25 +109,22 @@ impl<D: Device> Device for Counting<D> {
         self.calls.create += 1;
         self.charge(DeviceCall::Create, size_bytes);
         self.held_bytes += size_bytes;
-        self.sizes_by_handle.insert(handle.0, size_bytes);
         Ok(handle)
     }
 
-    fn release(&mut self, handle: PhysicalHandle) -> Result<(), DeviceError> {
-        self.inner.release(handle)?;
-        let size_bytes = self.sizes_by_handle.remove(&handle.0).unwrap_or(0);
+    fn release(&mut self, handle: PhysicalHandle) -> Result<u64, DeviceError> {
+        let size_bytes = self.inner.release(handle)?;
         self.calls.release += 1;
         self.charge(DeviceCall::Release, size_bytes);
         self.held_bytes -= size_bytes;
-        Ok(())
+        Ok(size_bytes)
     }
 
-    fn map(&mut self, address: u64, handle: PhysicalHandle) -> Result<(), DeviceError> {
-        self.inner.map(address, handle)?;
-        let size_bytes = self.sizes_by_handle.get(&handle.0).copied().unwrap_or(0);
+    fn map(&mut self, address: u64, handle: PhysicalHandle) -> Result<u64, DeviceError> {
+        let size_bytes = self.inner.map(address, handle)?;
         self.calls.map += 1;
         self.charge(DeviceCall::Map, size_bytes);
-        Ok(())
+        Ok(size_bytes)
     }
 
     fn unmap(&mut self, address: u64, size_bytes: u64) -> Result<(), DeviceError> {

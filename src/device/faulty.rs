@@ -58,7 +58,7 @@ impl<D: Device> Device for Faulty<D> {
     }
 
     #[inline]
-    fn free(&mut self, address: u64) -> Result<(), DeviceError> {
+    fn free(&mut self, address: u64) -> Result<u64, DeviceError> {
         self.check(DeviceCall::Free, 0)?;
         self.inner.free(address)
     }
@@ -78,12 +78,12 @@ impl<D: Device> Device for Faulty<D> {
         self.inner.create(size_bytes)
     }
 
-    fn release(&mut self, handle: PhysicalHandle) -> Result<(), DeviceError> {
+    fn release(&mut self, handle: PhysicalHandle) -> Result<u64, DeviceError> {
         self.check(DeviceCall::Release, 0)?;
         self.inner.release(handle)
     }
 
-    fn map(&mut self, address: u64, handle: PhysicalHandle) -> Result<(), DeviceError> {
+    fn map(&mut self, address: u64, handle: PhysicalHandle) -> Result<u64, DeviceError> {
         self.check(DeviceCall::Map, 0)?;
         self.inner.map(address, handle)
     }

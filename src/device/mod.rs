@@ -72,11 +72,11 @@ pub trait Device {
     /// [`DeviceError::OutOfMemory`] when the capacity does not hold it.
     fn malloc(&mut self, size_bytes: u64) -> Result<u64, DeviceError>;
 
-    /// `cudaFree` of an address that [`Self::malloc`] gave.
+    /// `cudaFree` of an address that [`Self::malloc`] gave. Returns the size it was given for.
     ///
     /// # Errors
     /// [`DeviceError::Invalid`] if it did not.
-    fn free(&mut self, address: u64) -> Result<(), DeviceError>;
+    fn free(&mut self, address: u64) -> Result<u64, DeviceError>;
 
     /// Reserves a range of addresses, without memory behind it.
     ///
@@ -96,18 +96,18 @@ pub trait Device {
     /// [`DeviceError::OutOfMemory`].
     fn create(&mut self, size_bytes: u64) -> Result<PhysicalHandle, DeviceError>;
 
-    /// Drops the handle. The memory returns when its last mapping is gone too.
+    /// Drops the handle. The memory returns when its last mapping is gone too. Returns its size.
     ///
     /// # Errors
     /// [`DeviceError::Invalid`].
-    fn release(&mut self, handle: PhysicalHandle) -> Result<(), DeviceError>;
+    fn release(&mut self, handle: PhysicalHandle) -> Result<u64, DeviceError>;
 
     /// Maps the whole of a physical piece at an address inside a reserved range. The same piece may be
-    /// mapped at several addresses.
+    /// mapped at several addresses. Returns its size.
     ///
     /// # Errors
     /// [`DeviceError::Invalid`] outside reservations or over another mapping.
-    fn map(&mut self, address: u64, handle: PhysicalHandle) -> Result<(), DeviceError>;
+    fn map(&mut self, address: u64, handle: PhysicalHandle) -> Result<u64, DeviceError>;
 
     /// Removes all mappings in the range; it must begin and end at borders of mappings.
     ///

@@ -2,6 +2,8 @@
 //!
 //! [`run`] takes a trace through one allocator on a simulated device. [`verify`] takes a recording
 //! through `caching` and compares every decision with what the recorded allocator did.
+mod clock;
+mod completions;
 mod replay;
 mod result;
 mod verify;

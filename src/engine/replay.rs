@@ -1,23 +1,39 @@
-//! The replay loop.
-use crate::alloc::spec::{AllocSpec, SpecError};
-use crate::device::CostProfile;
-use crate::metrics::{DecisionRow, TimelineRow};
-use crate::trace::{AddressPolicy, Trace};
+//! The replay loop: one, compiled for each allocator, device and sink.
 
-use super::RunResult;
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use super::clock::program_times;
+use super::completions::Completions;
+use super::result::{
+    AllocatorSummary, DeviceSummary, FinalLevels, Outcome, RunResult, SCHEMA_VERSION,
+    SimulatedTime, Status, TraceSummary, Wall,
+};
+use crate::alloc::registry::{self, Visitor};
+use crate::alloc::spec::{AllocSpec, SpecError};
+use crate::alloc::{Action, Allocator, BuildInputs, Env, Handle, Request};
+use crate::device::sim::addresses::Addresses;
+use crate::device::{CostProfile, Counting, Device, Faulty, Sim, sim};
+use crate::metrics::{
+    DecisionRow, Decisions, NoSink, PeakTracker, Peaks, Shadow, Sink, Split, SplitAt, Timeline,
+    TimelineRow, split,
+};
+use crate::trace::{AddressPolicy, Event, Op, Trace};
+use crate::units::{BlockId, Bytes, StreamId};
 
 /// How to run.
 #[derive(Clone, Debug)]
 pub struct RunOptions {
     /// Physical capacity; else the trace's, else the recorded device's total, else unlimited.
     pub capacity_bytes: Option<u64>,
-    /// The allocator's own limit; else the trace's.
+    /// The allocator's own limit; else that of the settings, else the trace's.
     pub limit_bytes: Option<u64>,
     /// The settings string; else the trace's.
     pub settings: Option<String>,
     /// What device calls cost.
     pub profile: CostProfile,
-    /// Where addresses come from; else the trace's, else `chunks`.
+    /// Where addresses come from; else the trace's, else `chunks` for allocators that depend on
+    /// addresses and the cheaper `ascending` for those that do not.
     pub address_policy: Option<AddressPolicy>,
     /// End at the first refused request.
     pub stop_on_oom: bool,
@@ -66,6 +82,12 @@ pub enum RunError {
     /// The allocator could not be built.
     #[error(transparent)]
     Spec(#[from] SpecError),
+    /// Recorded addresses are asked for, but there are none.
+    #[error(
+        "address policy `recorded` needs a recording of device addresses, and this trace has none; \
+         use chunks, ascending or descending"
+    )]
+    NoRecordedAddresses,
     /// The allocator broke its contract (`paranoid`).
     #[error("{allocator} broke the contract at event {event}: {message}")]
     Contract {
@@ -78,16 +100,508 @@ pub enum RunError {
     },
 }
 
+/// The devices of a replay, one around the other.
+type SimDevice = Counting<Faulty<Sim>>;
+
 /// Takes a trace through one allocator on a simulated device.
 ///
 /// # Errors
 /// If the allocator cannot be built from its specification. Running out of memory is a result, not an
 /// error.
 pub fn run(
-    _trace: &Trace,
-    _spec: &AllocSpec,
-    _options: &RunOptions,
-    _observe: Observe,
+    trace: &Trace,
+    spec: &AllocSpec,
+    options: &RunOptions,
+    observe: Observe,
 ) -> Result<Observed, RunError> {
-    unimplemented!()
+    let capacity_bytes = options
+        .capacity_bytes
+        .or(trace.header.device.capacity_bytes)
+        .or(trace.header.device.total_bytes);
+    // A device of another size reports that size.
+    let total_bytes = match options.capacity_bytes {
+        Some(bytes) => Some(bytes),
+        None => trace.header.device.total_bytes.or(capacity_bytes),
+    };
+    let inputs = build_inputs(trace, options, total_bytes.unwrap_or(sim::UNLIMITED_TOTAL_BYTES));
+    let runner = Runner { trace, spec, options, observe, capacity_bytes, total_bytes };
+    registry::build(spec, &inputs, runner)?
+}
+
+/// What an allocator may know of this trace.
+fn build_inputs(trace: &Trace, options: &RunOptions, device_total_bytes: u64) -> BuildInputs {
+    BuildInputs {
+        settings: options.settings.clone().or_else(|| trace.header.settings.clone()),
+        limit_bytes: options.limit_bytes,
+        recorded_limit_bytes: trace.header.limit_bytes,
+        device_total_bytes,
+        stream_handles: trace.streams.iter().map(|stream| stream.handle).collect(),
+        private_pools: trace.events.iter().any(|event| matches!(event.op, Op::PoolEnter(_))),
+    }
+}
+
+/// Runs an allocator whose type is known.
+struct Runner<'a> {
+    trace: &'a Trace,
+    spec: &'a AllocSpec,
+    options: &'a RunOptions,
+    observe: Observe,
+    capacity_bytes: Option<u64>,
+    total_bytes: Option<u64>,
+}
+
+impl Visitor for Runner<'_> {
+    type Output = Result<Observed, RunError>;
+
+    fn visit<A: Allocator + Send + 'static>(self, allocator: A) -> Self::Output {
+        let policy = self.address_policy::<A>();
+        let device = self.device(policy)?;
+        let watched = self.observe != Observe::default() || self.options.paranoid;
+        // The unwatched loop is compiled without any sink; whatever is watched shares one other.
+        let (run, decisions, timeline) = if watched {
+            let sinks = (
+                self.observe.decisions.then(Decisions::default),
+                (
+                    self.observe.timeline.then(Timeline::default),
+                    self.options.paranoid.then(Shadow::default),
+                ),
+            );
+            let (run, (decisions, (timeline, shadow))) =
+                self.replay(allocator.clone(), device.clone(), sinks, u64::MAX);
+            if let Some(breach) = shadow.as_ref().and_then(Shadow::breach) {
+                return Err(RunError::Contract {
+                    allocator: self.spec.to_string(),
+                    event: breach.event_index,
+                    message: breach.message.clone(),
+                });
+            }
+            let decisions = decisions.map_or_else(Vec::new, |sink| sink.rows);
+            let timeline = timeline.map_or_else(Vec::new, |sink| self.timed(sink.rows));
+            (run, decisions, timeline)
+        } else {
+            let (run, _) = self.replay(allocator.clone(), device.clone(), NoSink, u64::MAX);
+            (run, Vec::new(), Vec::new())
+        };
+        let split = self.split(&run, allocator, device);
+        let result = self.result(run, split, policy);
+        Ok(Observed { result, decisions, timeline })
+    }
+}
+
+/// What a replay leaves behind.
+struct Replayed<A> {
+    allocator: A,
+    device: SimDevice,
+    peaks: Peaks,
+    requested_bytes: u64,
+    refusal: Option<Refusal>,
+    refusals: u64,
+    seconds: f64,
+    memory_events: u64,
+}
+
+/// The first refused request.
+#[derive(Clone, Copy, Debug)]
+struct Refusal {
+    event: u64,
+    requested_bytes: u64,
+    largest_hole_bytes: u64,
+    reserved_bytes: u64,
+}
+
+impl Runner<'_> {
+    fn address_policy<A: Allocator>(&self) -> AddressPolicy {
+        let asked = self.options.address_policy.or(self.trace.header.address_policy);
+        let default =
+            if A::ADDRESSES_MATTER { AddressPolicy::Chunks } else { AddressPolicy::Ascending };
+        asked.unwrap_or(default)
+    }
+
+    fn device(&self, policy: AddressPolicy) -> Result<SimDevice, RunError> {
+        let addresses = match policy {
+            AddressPolicy::Chunks => Addresses::chunks(),
+            AddressPolicy::Ascending => Addresses::ascending(),
+            AddressPolicy::Descending => Addresses::descending(),
+            AddressPolicy::Recorded => match &self.trace.recording {
+                Some(recording) => Addresses::recorded(recording),
+                None => return Err(RunError::NoRecordedAddresses),
+            },
+        };
+        let sim = Sim::new(self.capacity_bytes, self.total_bytes, addresses);
+        let faulty = Faulty::new(sim, self.trace.header.faults.clone());
+        Ok(Counting::new(faulty, self.options.profile.clone()))
+    }
+
+    /// One pass over the trace, up to and including event `last_event`.
+    fn replay<A: Allocator, S: Sink>(
+        &self,
+        allocator: A,
+        device: SimDevice,
+        sink: S,
+        last_event: u64,
+    ) -> (Replayed<A>, S) {
+        let started = Instant::now();
+        let mut replay = Replay::new(self.trace, allocator, device, sink);
+        let end = usize::try_from(last_event.saturating_add(1)).unwrap_or(usize::MAX);
+        let events = &self.trace.events[..end.min(self.trace.events.len())];
+        replay.run(events, self.options.stop_on_oom);
+        let seconds = started.elapsed().as_secs_f64();
+        let replayed = Replayed {
+            allocator: replay.allocator,
+            peaks: replay.peaks.peaks(),
+            requested_bytes: replay.requested_bytes,
+            refusal: replay.refusal,
+            refusals: replay.refusals,
+            seconds,
+            memory_events: replay.memory_events,
+            device: replay.env.device,
+        };
+        (replayed, replay.env.sink)
+    }
+
+    /// What fragmentation is made of at the first refusal, else at the reserved peak: a second pass
+    /// that stops there and reads the layout.
+    fn split<A: Allocator>(
+        &self,
+        run: &Replayed<A>,
+        allocator: A,
+        device: SimDevice,
+    ) -> Option<Split> {
+        if run.peaks.reserved_bytes_peak == 0 {
+            return None;
+        }
+        let (at, event) = match run.refusal {
+            Some(refusal) => (SplitAt::Oom, refusal.event),
+            None => (SplitAt::ReservedPeak, run.peaks.reserved_event),
+        };
+        let block = match self.trace.events.get(event as usize)?.op {
+            Op::Alloc(block) | Op::Attempt(block) => block,
+            _ => return None,
+        };
+        let block = self.trace.blocks[block.index()];
+        let (stopped, _) = self.replay(allocator, device, NoSink, event);
+        let mut layout = Vec::new();
+        stopped.allocator.layout(&mut |block| layout.push(block));
+        let request =
+            Request { block: BlockId::NONE, size_bytes: block.size_bytes, stream: block.stream };
+        let pool = stopped.allocator.pool_of(request);
+        Some(split(&layout, block.stream, pool, at, event))
+    }
+
+    /// Adds the program's own time and the phase to rows that hold device time only.
+    fn timed(&self, mut rows: Vec<TimelineRow>) -> Vec<TimelineRow> {
+        let times = program_times(self.trace, &self.options.profile);
+        let mut phase = None;
+        for row in &mut rows {
+            let index = row.event_index as usize;
+            if let Op::Mark(mark) = self.trace.events[index].op {
+                phase = Some(mark.0);
+            }
+            row.time_ns += times[index];
+            row.phase = phase;
+        }
+        rows
+    }
+
+    fn result<A: Allocator>(
+        &self,
+        run: Replayed<A>,
+        split: Option<Split>,
+        policy: AddressPolicy,
+    ) -> RunResult {
+        let peaks = run.peaks;
+        let share = |part: u64| {
+            if peaks.reserved_bytes_peak == 0 {
+                1.0
+            } else {
+                part as f64 / peaks.reserved_bytes_peak as f64
+            }
+        };
+        let efficiency = share(peaks.requested_bytes_peak);
+        let mut counters: BTreeMap<String, u64> =
+            run.allocator.counters().into_iter().map(|(name, n)| (name.to_owned(), n)).collect();
+        counters.insert("ooms".to_owned(), run.refusals);
+        RunResult {
+            schema_version: SCHEMA_VERSION,
+            fraglab_version: env!("CARGO_PKG_VERSION"),
+            trace: self.trace_summary(),
+            allocator: AllocatorSummary {
+                name: self.spec.to_string(),
+                params: run.allocator.params().into_iter().collect(),
+                limit_bytes: run.allocator.limit_bytes(),
+            },
+            device: DeviceSummary {
+                kind: "sim",
+                profile: self.options.profile.name.clone(),
+                capacity_bytes: self.capacity_bytes,
+                address_policy: policy,
+            },
+            outcome: self.outcome(&run),
+            peaks,
+            final_levels: FinalLevels {
+                requested_bytes: run.requested_bytes,
+                levels: run.allocator.levels(),
+            },
+            efficiency,
+            fragmentation: 1.0 - efficiency,
+            excess_bytes: peaks.reserved_bytes_peak as i64 - peaks.requested_bytes_peak as i64,
+            utilization: share(peaks.allocated_bytes_peak),
+            active_utilization: share(peaks.active_bytes_peak),
+            split,
+            calls: run.device.calls(),
+            counters,
+            torch_stats: run.allocator.torch_stats().map(|stats| stats.into_iter().collect()),
+            time: self.simulated_time(run.device.cost_ns()),
+            wall: Wall {
+                events_per_second: run.memory_events as f64 / run.seconds.max(1e-9),
+                seconds: run.seconds,
+                peak_rss_bytes: peak_rss_bytes(),
+            },
+        }
+    }
+
+    fn outcome<A>(&self, run: &Replayed<A>) -> Outcome {
+        let Some(refusal) = run.refusal else {
+            return Outcome {
+                status: Status::Ok,
+                event_index: None,
+                requested_bytes: None,
+                largest_hole_bytes: None,
+                message: None,
+            };
+        };
+        let message = format!(
+            "event {} asked for {}: largest hole {}, {} reserved",
+            refusal.event,
+            Bytes(refusal.requested_bytes),
+            Bytes(refusal.largest_hole_bytes),
+            Bytes(refusal.reserved_bytes),
+        );
+        Outcome {
+            status: Status::Oom,
+            event_index: Some(refusal.event),
+            requested_bytes: Some(refusal.requested_bytes),
+            largest_hole_bytes: Some(refusal.largest_hole_bytes),
+            message: Some(message),
+        }
+    }
+
+    fn trace_summary(&self) -> TraceSummary {
+        let trace = self.trace;
+        let is_alloc = |event: &&Event| matches!(event.op, Op::Alloc(_));
+        let source = &trace.header.source;
+        let kind = serde_json::to_value(source.kind).ok();
+        let kind = kind.as_ref().and_then(|kind| kind.as_str()).unwrap_or("unknown");
+        TraceSummary {
+            name: trace.header.name.clone(),
+            events: trace.events.len() as u64,
+            allocs: trace.events.iter().filter(is_alloc).count() as u64,
+            requested_bytes_peak: trace.requested_bytes_peak(),
+            streams: trace.streams.len() as u64,
+            source: match &source.version {
+                Some(version) => format!("{kind} {version}"),
+                None => kind.to_owned(),
+            },
+            history_share: trace.header.history.share(),
+        }
+    }
+
+    fn simulated_time(&self, allocator_device_ns: u64) -> SimulatedTime {
+        let times = program_times(self.trace, &self.options.profile);
+        let program_ns = times.last().copied().unwrap_or(0);
+        let first = self.trace.events.first().map_or(0, |event| event.time_ns);
+        let last = self.trace.events.last().map_or(0, |event| event.time_ns);
+        SimulatedTime {
+            allocator_device_ns,
+            recorded_ns: last - first,
+            simulated_ns: program_ns + allocator_device_ns,
+        }
+    }
+}
+
+/// Largest resident size of this process so far; 0 where the system does not tell.
+fn peak_rss_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kib = line.and_then(|line| line.trim().trim_end_matches("kB").trim().parse::<u64>().ok());
+    kib.unwrap_or(0) * 1024
+}
+
+/// What the loop needs of a block, in one place.
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    size_bytes: u64,
+    stream: StreamId,
+    /// [`Handle::NONE`] before the alloc, after the free, and if the request was refused.
+    handle: Handle,
+}
+
+/// The world around the allocator in a replay.
+struct ReplayEnv<D, S> {
+    device: D,
+    sink: S,
+    event: u64,
+    completions: Completions,
+}
+
+impl<D: Device, S: Sink> Env for ReplayEnv<D, S> {
+    type Device = D;
+    const LOG: bool = S::LOG;
+
+    #[inline]
+    fn device(&mut self) -> &mut D {
+        &mut self.device
+    }
+
+    #[inline]
+    fn next_completed(&mut self) -> Option<Handle> {
+        self.completions.ended()
+    }
+
+    fn wait_completed(&mut self) -> Option<Handle> {
+        self.completions.wait()
+    }
+
+    #[inline]
+    fn log(&mut self, action: Action) {
+        self.sink.action(self.event, action);
+    }
+}
+
+/// A replay under way.
+struct Replay<A, D, S> {
+    allocator: A,
+    env: ReplayEnv<D, S>,
+    slots: Vec<Slot>,
+    peaks: PeakTracker,
+    requested_bytes: u64,
+    refusal: Option<Refusal>,
+    refusals: u64,
+    /// alloc, attempt, free, defer and done events.
+    memory_events: u64,
+}
+
+impl<A: Allocator, S: Sink> Replay<A, SimDevice, S> {
+    fn new(trace: &Trace, allocator: A, device: SimDevice, sink: S) -> Self {
+        let slots = trace.blocks.iter().map(|block| Slot {
+            size_bytes: block.size_bytes,
+            stream: block.stream,
+            handle: Handle::NONE,
+        });
+        Replay {
+            allocator,
+            env: ReplayEnv { device, sink, event: 0, completions: Completions::default() },
+            slots: slots.collect(),
+            peaks: PeakTracker::default(),
+            requested_bytes: 0,
+            refusal: None,
+            refusals: 0,
+            memory_events: 0,
+        }
+    }
+
+    fn run(&mut self, events: &[Event], stop_on_oom: bool) {
+        for (index, event) in events.iter().enumerate() {
+            self.env.event = index as u64;
+            self.step(event.op);
+            if S::LEVELS {
+                let levels = self.allocator.levels();
+                let device_ns = self.env.device.cost_ns();
+                let requested_bytes = self.requested_bytes;
+                self.env.sink.after_event(index as u64, requested_bytes, levels, device_ns);
+            }
+            if stop_on_oom && self.refusal.is_some() {
+                break;
+            }
+        }
+    }
+
+    #[inline]
+    fn step(&mut self, op: Op) {
+        match op {
+            Op::Alloc(block) => {
+                self.memory_events += 1;
+                let handle = self.malloc(block);
+                let slot = &mut self.slots[block.index()];
+                slot.handle = handle;
+                if handle != Handle::NONE {
+                    self.requested_bytes += slot.size_bytes;
+                    let levels = self.allocator.levels();
+                    self.peaks.observe(self.env.event, self.requested_bytes, levels);
+                }
+            }
+            Op::Free(block) => {
+                self.memory_events += 1;
+                let slot = &mut self.slots[block.index()];
+                let handle = std::mem::replace(&mut slot.handle, Handle::NONE);
+                if handle != Handle::NONE {
+                    self.requested_bytes -= slot.size_bytes;
+                    self.allocator.free(&mut self.env, handle);
+                }
+            }
+            Op::Attempt(block) => {
+                self.memory_events += 1;
+                let handle = self.malloc(block);
+                if handle != Handle::NONE {
+                    self.allocator.free(&mut self.env, handle);
+                }
+                let levels = self.allocator.levels();
+                self.peaks.observe_reserved(self.env.event, levels);
+            }
+            Op::Defer(block) => {
+                self.memory_events += 1;
+                let slot = self.slots[block.index()];
+                if slot.handle != Handle::NONE {
+                    self.requested_bytes -= slot.size_bytes;
+                    let blocks = self.slots.len();
+                    self.env.completions.defer(block, slot.handle, blocks);
+                    self.allocator.defer(&mut self.env, slot.handle);
+                }
+            }
+            Op::Done(block) => {
+                self.memory_events += 1;
+                let slot = &mut self.slots[block.index()];
+                let handle = std::mem::replace(&mut slot.handle, Handle::NONE);
+                if handle != Handle::NONE {
+                    self.env.completions.done(block, handle);
+                }
+            }
+            Op::EmptyCache => self.allocator.empty_cache(&mut self.env),
+            Op::PoolEnter(pool) => self.allocator.pool_enter(&mut self.env, pool),
+            Op::PoolLeave(pool) => self.allocator.pool_leave(&mut self.env, pool),
+            Op::PoolDelete(pool) => self.allocator.pool_delete(&mut self.env, pool),
+            // These say where the program is; no allocator of this room listens to them.
+            Op::Mark(_)
+            | Op::ModuleEnter(_)
+            | Op::ModuleLeave(_)
+            | Op::Access(_)
+            | Op::Transfer(_) => {}
+        }
+    }
+
+    #[inline]
+    fn malloc(&mut self, block: BlockId) -> Handle {
+        let slot = self.slots[block.index()];
+        let request = Request { block, size_bytes: slot.size_bytes, stream: slot.stream };
+        match self.allocator.malloc(&mut self.env, request) {
+            Ok(handle) => handle,
+            Err(_) => {
+                self.refused(request);
+                Handle::NONE
+            }
+        }
+    }
+
+    #[cold]
+    fn refused(&mut self, request: Request) {
+        self.refusals += 1;
+        if self.refusal.is_none() {
+            self.refusal = Some(Refusal {
+                event: self.env.event,
+                requested_bytes: request.size_bytes,
+                largest_hole_bytes: self.allocator.largest_hole(request),
+                reserved_bytes: self.allocator.levels().reserved_bytes,
+            });
+        }
+    }
 }

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::alloc::Levels;
 use crate::device::CallCounts;
+use crate::metrics::{Peaks, Split};
 use crate::trace::AddressPolicy;
 
 /// Version of the JSON results.
@@ -127,27 +128,6 @@ pub struct Outcome {
     pub message: Option<String>,
 }
 
-/// The peaks in bytes, each its own maximum, and the event at which each was first reached.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Peaks {
-    /// Sum of live requests; the same for every allocator that refused nothing.
-    pub requested_bytes_peak: u64,
-    /// Live blocks at rounded size.
-    pub allocated_bytes_peak: u64,
-    /// Allocated and deferred.
-    pub active_bytes_peak: u64,
-    /// Physical memory held.
-    pub reserved_bytes_peak: u64,
-    /// Event of the requested peak.
-    pub requested_event: u64,
-    /// Event of the allocated peak.
-    pub allocated_event: u64,
-    /// Event of the active peak.
-    pub active_event: u64,
-    /// Event of the reserved peak.
-    pub reserved_event: u64,
-}
-
 /// Levels after the last event.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct FinalLevels {
@@ -156,35 +136,6 @@ pub struct FinalLevels {
     /// The allocator's levels.
     #[serde(flatten)]
     pub levels: Levels,
-}
-
-/// At which moment a split was taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum SplitAt {
-    /// At the reserved peak.
-    ReservedPeak,
-    /// At the first refused request.
-    Oom,
-}
-
-/// reserved − requested at one event, by kind; adds up exactly.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Split {
-    /// The event.
-    pub at_event: u64,
-    /// Which moment.
-    pub at: SplitAt,
-    /// Rounding inside allocated blocks.
-    pub internal_bytes: u64,
-    /// Freed by the program, waiting for another stream.
-    pub deferred_bytes: u64,
-    /// Free, in a segment that also holds a live block.
-    pub hard_bytes: u64,
-    /// Every other free byte.
-    pub soft_bytes: u64,
-    /// Free on another stream or pool than the request's.
-    pub stream_bytes: u64,
 }
 
 /// Simulated time.

@@ -1,8 +1,32 @@
 //! Does `caching` reproduce what a recording's real allocator did?
+//!
+//! The procedure of specs/pytorch_caching.md 13.2. The recorded entries drive the allocator: its log is
+//! compared with them entry by entry. Only what no allocator can know is taken from the recording: base
+//! addresses of segments, when deferred blocks complete, and whether the physical device refused.
+//! Refusals by a memory limit are predicted.
+//!
+//! ```text
+//!   recorded   freq A │ fdone B  segment_free S  segment_alloc T  alloc C │ freq ...
+//!                     └──────────────── group ───────────────────────────┘
+//!   readings of the group, until one reproduces it:
+//!     (i)   malloc C          its flush waits for B, releases S, obtains T
+//!     (ii)  B ends, malloc C  (garbage collection or targeted release gives S back)
+//!     (iii) empty_cache, malloc C
+//! ```
+//!
+//! Where several readings reproduce a group, the one that needs the fewest refusals by a device that
+//! had room is taken.
+
+use std::collections::{BTreeMap, VecDeque};
+
 use serde::Serialize;
 
-use crate::alloc::spec::SpecError;
-use crate::trace::Trace;
+use crate::alloc::caching::Caching;
+use crate::alloc::spec::{AllocSpec, Params, SpecError};
+use crate::alloc::{Action, ActionKind, Allocator, BuildInputs, Env, Handle, Request};
+use crate::device::sim::UNLIMITED_TOTAL_BYTES;
+use crate::device::{Device, DeviceCall, DeviceError, MemoryInfo, PhysicalHandle};
+use crate::trace::{EntryKind, Op, RecordedEntry, Trace, Truth, recorded_entries};
 
 /// The first place where the simulated allocator did something else.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -28,6 +52,12 @@ pub struct VerifyResult {
     pub segment_events: u64,
     /// Blocks whose segment and offset were compared.
     pub blocks: u64,
+    /// Refusals (out of memory) compared.
+    pub refusals: u64,
+    /// Statistics of the truth file compared.
+    pub statistics: u64,
+    /// Groups of entries that more than one reading reproduces.
+    pub ambiguous_groups: u64,
     /// Version of the allocator that recorded, where known.
     pub version: Option<String>,
     /// The first difference.
@@ -42,8 +72,20 @@ pub struct VerifyResult {
 #[derive(Debug, thiserror::Error)]
 pub enum VerifyError {
     /// There is nothing to compare with.
-    #[error("the trace has no recording of what its allocator did")]
+    #[error(
+        "the trace has no record of what its allocator did, so there is nothing to compare; \
+         verify needs a snapshot recorded by PyTorch, or a trace converted from one"
+    )]
     NoRecording,
+    /// The history begins in the middle, so the first layout is not known.
+    #[error(
+        "the history begins late ({frees_without_alloc} blocks were freed whose alloc is not in it), \
+         so the layout at its start is not known; verify needs a history from the first allocation"
+    )]
+    LateHistory {
+        /// Frees of blocks whose alloc is missing.
+        frees_without_alloc: u64,
+    },
     /// Its settings are not understood or not supported.
     #[error(transparent)]
     Spec(#[from] SpecError),
@@ -52,7 +94,502 @@ pub enum VerifyError {
 /// Compares `caching` with the recording.
 ///
 /// # Errors
-/// If there is no recording or its settings cannot be modelled.
-pub fn verify(_trace: &Trace) -> Result<VerifyResult, VerifyError> {
-    unimplemented!()
+/// If there is no recording, it begins late, or its settings cannot be modelled.
+pub fn verify(trace: &Trace) -> Result<VerifyResult, VerifyError> {
+    let Some(recording) = &trace.recording else { return Err(VerifyError::NoRecording) };
+    let frees_without_alloc = trace.header.history.frees_without_alloc;
+    if frees_without_alloc > 0 {
+        return Err(VerifyError::LateHistory { frees_without_alloc });
+    }
+    let entries: Vec<RecordedEntry> = recorded_entries(trace).collect();
+    let mut driver = Driver::new(trace, &entries)?;
+    driver.run();
+    Ok(driver.result(trace, recording.truth.as_ref()))
+}
+
+/// The allocator and everything around it; cloned to try a reading.
+#[derive(Clone)]
+struct State<'a> {
+    caching: Caching,
+    env: Script<'a>,
+}
+
+/// Takes the entries one by one.
+struct Driver<'a> {
+    trace: &'a Trace,
+    entries: &'a [RecordedEntry],
+    state: State<'a>,
+    ambiguous_groups: u64,
+}
+
+/// How a group came about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reading {
+    /// The malloc's own flush waited for the completions.
+    InsideFlush,
+    /// The completions came first.
+    CompletionsFirst,
+    /// The program called `empty_cache` first.
+    EmptyCacheFirst,
+}
+
+impl Reading {
+    /// In the order in which they are tried.
+    const ALL: [Reading; 3] =
+        [Reading::InsideFlush, Reading::CompletionsFirst, Reading::EmptyCacheFirst];
+}
+
+impl<'a> Driver<'a> {
+    fn new(trace: &'a Trace, entries: &'a [RecordedEntry]) -> Result<Self, SpecError> {
+        let total_bytes = trace.header.device.total_bytes;
+        let inputs = BuildInputs {
+            settings: trace.header.settings.clone(),
+            limit_bytes: None,
+            recorded_limit_bytes: trace.header.limit_bytes,
+            device_total_bytes: total_bytes.unwrap_or(UNLIMITED_TOTAL_BYTES),
+            stream_handles: trace.streams.iter().map(|stream| stream.handle).collect(),
+            private_pools: false,
+        };
+        let spec = AllocSpec { name: "caching".to_owned(), params: Vec::new() };
+        let caching = Caching::build(Params::new(&spec), &inputs)?;
+        let env = Script {
+            entries,
+            position: 0,
+            event: 0,
+            ended: VecDeque::new(),
+            handles: vec![Handle::NONE; trace.blocks.len()],
+            device: Refuser { total_bytes, ..Refuser::default() },
+            mismatch: None,
+        };
+        Ok(Driver { trace, entries, state: State { caching, env }, ambiguous_groups: 0 })
+    }
+
+    /// Drives the allocator until the entries end or something differs.
+    fn run(&mut self) {
+        while self.state.env.position < self.entries.len() && self.state.env.mismatch.is_none() {
+            let at = self.state.env.position;
+            match self.entries[at].kind {
+                EntryKind::FreeRequested => self.free(at),
+                _ => self.group(at),
+            }
+            // An action of the allocator that advances nothing would loop forever.
+            if self.state.env.position == at && self.state.env.mismatch.is_none() {
+                self.state.env.expected_but(at, "nothing");
+            }
+        }
+    }
+
+    fn free(&mut self, at: usize) {
+        let entry = self.entries[at];
+        let State { caching, env } = &mut self.state;
+        env.event = u64::from(entry.event);
+        let handle = env.handles[entry.block.index()];
+        let at_once = self
+            .entries
+            .get(at + 1)
+            .is_some_and(|next| next.kind == EntryKind::FreeCompleted && next.block == entry.block);
+        if at_once {
+            env.handles[entry.block.index()] = Handle::NONE;
+            caching.free(env, handle);
+        } else {
+            caching.defer(env, handle);
+        }
+    }
+
+    /// Everything up to the next alloc, refusal or free.
+    fn group(&mut self, start: usize) {
+        let closes = |entry: &RecordedEntry| {
+            matches!(entry.kind, EntryKind::Alloc | EntryKind::Oom | EntryKind::FreeRequested)
+        };
+        let length = self.entries[start..].iter().position(closes);
+        let end = length.map_or(self.entries.len(), |length| start + length);
+        let group = &self.entries[start..end];
+        let releases = group
+            .iter()
+            .any(|entry| matches!(entry.kind, EntryKind::SegmentFree | EntryKind::SegmentUnmap));
+        let obtains = group
+            .iter()
+            .any(|entry| matches!(entry.kind, EntryKind::SegmentAlloc | EntryKind::SegmentMap));
+        let closing = self.entries.get(end).filter(|entry| entry.kind != EntryKind::FreeRequested);
+        self.state.env.event = group.first().or(closing).map_or(0, |entry| u64::from(entry.event));
+        match closing {
+            None if releases => self.state.empty_cache(),
+            None => self.state.complete_until(end),
+            Some(closing) => {
+                let flushes = closing.kind == EntryKind::Oom || (releases && obtains);
+                let readings: &[Reading] = match (flushes, releases) {
+                    (true, _) => &Reading::ALL,
+                    (false, true) => &[Reading::EmptyCacheFirst],
+                    (false, false) => &[Reading::CompletionsFirst],
+                };
+                self.malloc(end, *closing, readings);
+            }
+        }
+    }
+
+    /// The malloc that closes a group, in the reading that fits best.
+    fn malloc(&mut self, end: usize, closing: RecordedEntry, readings: &[Reading]) {
+        let Some(request) = self.request(&closing) else {
+            self.state.env.expected_but(end, "no request that could cause it");
+            return;
+        };
+        if let [only] = readings {
+            self.state.malloc(*only, end, request);
+            return;
+        }
+        let mut best: Option<State<'a>> = None;
+        let mut furthest: Option<State<'a>> = None;
+        let mut reproducing = 0;
+        for &reading in readings {
+            let mut state = self.state.clone();
+            state.malloc(reading, end, request);
+            let env = &state.env;
+            if env.mismatch.is_none() && env.position == end + 1 {
+                let refusals = env.device.unexplained;
+                reproducing += 1;
+                if best.as_ref().is_none_or(|best| refusals < best.env.device.unexplained) {
+                    best = Some(state);
+                }
+            } else if furthest.as_ref().is_none_or(|far| env.position > far.env.position) {
+                furthest = Some(state);
+            }
+        }
+        if reproducing > 1 {
+            self.ambiguous_groups += 1;
+        }
+        match best.or(furthest) {
+            Some(state) => self.state = state,
+            None => self.state.env.expected_but(end, "nothing"),
+        }
+    }
+
+    /// What the program asked for at a closing entry; a refusal names no block, but its event does.
+    fn request(&self, closing: &RecordedEntry) -> Option<Request> {
+        let block = match self.trace.events.get(closing.event as usize)?.op {
+            Op::Alloc(block) | Op::Attempt(block) => block,
+            _ => return None,
+        };
+        let size_bytes = self.trace.blocks.get(block.index())?.size_bytes;
+        Some(Request { block, size_bytes, stream: closing.stream })
+    }
+
+    fn result(&self, trace: &Trace, truth: Option<&Truth>) -> VerifyResult {
+        let compared_entries = &self.entries[..self.state.env.position];
+        let count = |kinds: &[EntryKind]| {
+            compared_entries.iter().filter(|entry| kinds.contains(&entry.kind)).count() as u64
+        };
+        let mut result = VerifyResult {
+            file: trace.header.name.clone(),
+            exact: false,
+            events: trace.events.len() as u64,
+            segment_events: count(&[
+                EntryKind::SegmentAlloc,
+                EntryKind::SegmentFree,
+                EntryKind::SegmentMap,
+                EntryKind::SegmentUnmap,
+            ]),
+            blocks: count(&[EntryKind::Alloc]),
+            refusals: count(&[EntryKind::Oom]),
+            statistics: 0,
+            ambiguous_groups: self.ambiguous_groups,
+            version: trace.header.source.version.clone(),
+            first_difference: self.state.env.mismatch.clone(),
+            compared: vec![
+                "order and size of every segment event".to_owned(),
+                "segment and offset of every block".to_owned(),
+                "completion of every free".to_owned(),
+                "size of every refused request".to_owned(),
+            ],
+            not_compared: vec![
+                "base addresses, completion times and refusals by the physical device: taken from \
+                 the recording"
+                    .to_owned(),
+            ],
+        };
+        match truth {
+            Some(truth) if result.first_difference.is_none() => {
+                self.compare_statistics(truth, &mut result);
+            }
+            Some(_) => {}
+            None => result
+                .not_compared
+                .push("statistics: there is no truth file beside the recording".to_owned()),
+        }
+        result.exact = result.first_difference.is_none();
+        result
+    }
+
+    /// Every statistic of the truth file (spec 8).
+    fn compare_statistics(&self, truth: &Truth, result: &mut VerifyResult) {
+        let ours: BTreeMap<String, i64> =
+            self.state.caching.torch_stats().unwrap_or_default().into_iter().collect();
+        let mut peaks_left_out = 0;
+        for (name, &expected) in &truth.stats {
+            if truth.peak_stats_reset && name.ends_with(".peak") {
+                peaks_left_out += 1;
+                continue;
+            }
+            let Some(&got) = ours.get(name) else {
+                result.not_compared.push(format!("{name}: not a statistic of torch 2.11"));
+                continue;
+            };
+            if got == expected {
+                result.statistics += 1;
+            } else if let Some(reason) = self.excuse(name, expected, got) {
+                result
+                    .not_compared
+                    .push(format!("{name} (recorded {expected}, here {got}): {reason}"));
+            } else {
+                result.first_difference.get_or_insert(Difference {
+                    event_index: result.events.saturating_sub(1),
+                    expected: format!("{name} = {expected} at the end"),
+                    got: got.to_string(),
+                });
+            }
+        }
+        if peaks_left_out > 0 {
+            result.not_compared.push(format!(
+                "{peaks_left_out} peak statistics: the job reset them at a moment that is not recorded"
+            ));
+        }
+        result.compared.push(format!("{} statistics of the allocator", result.statistics));
+    }
+
+    /// Why a statistic may differ although every event is the same (spec 13.2, last point).
+    fn excuse(&self, name: &str, expected: i64, got: i64) -> Option<&'static str> {
+        match name {
+            "num_sync_all_streams" if expected > got => {
+                Some("an empty_cache that releases nothing leaves no entry")
+            }
+            "num_alloc_retries" | "num_sync_all_streams"
+                if expected.abs_diff(got) <= self.ambiguous_groups =>
+            {
+                Some("\"empty_cache, then malloc\" and \"malloc that flushed\" look alike here")
+            }
+            _ => None,
+        }
+    }
+}
+
+impl State<'_> {
+    fn empty_cache(&mut self) {
+        self.caching.empty_cache(&mut self.env);
+    }
+
+    /// Completions that belong to no malloc: something waited for the device.
+    fn complete_until(&mut self, end: usize) {
+        while self.env.position < end && self.env.mismatch.is_none() {
+            let at = self.env.position;
+            let handle = self.env.take_completion(at);
+            match handle {
+                Some(handle) => self.caching.complete_deferred(&mut self.env, handle),
+                None => self.env.expected_but(at, "nothing that could cause it"),
+            }
+        }
+    }
+
+    fn malloc(&mut self, reading: Reading, end: usize, request: Request) {
+        if reading == Reading::EmptyCacheFirst {
+            self.empty_cache();
+        }
+        if reading != Reading::InsideFlush {
+            for at in self.env.position..end {
+                if let Some(handle) = self.env.take_completion(at) {
+                    self.env.ended.push_back(handle);
+                }
+            }
+        }
+        self.env.event = u64::from(self.env.entries[end].event);
+        if let Ok(handle) = self.caching.malloc(&mut self.env, request) {
+            self.env.handles[request.block.index()] = handle;
+        }
+    }
+}
+
+/// The recorded entries as the world around the allocator.
+#[derive(Clone)]
+struct Script<'a> {
+    entries: &'a [RecordedEntry],
+    /// How many entries the allocator has reproduced.
+    position: usize,
+    event: u64,
+    /// Completions that the next malloc finds.
+    ended: VecDeque<Handle>,
+    /// Handles of live and waiting blocks.
+    handles: Vec<Handle>,
+    device: Refuser,
+    mismatch: Option<Difference>,
+}
+
+/// The device of a recording: gives what the recording shows next, else refuses.
+#[derive(Clone, Debug, Default)]
+struct Refuser {
+    /// Base and size of the segment that the recording obtains next.
+    next: Option<(u64, u64)>,
+    total_bytes: Option<u64>,
+    held_bytes: u64,
+    sizes: BTreeMap<u64, u64>,
+    /// Refusals although the device had room.
+    unexplained: u64,
+}
+
+impl Script<'_> {
+    /// The handle of the block that completes at this entry, if it is a completion.
+    fn take_completion(&mut self, at: usize) -> Option<Handle> {
+        let entry = self.entries.get(at)?;
+        if entry.kind != EntryKind::FreeCompleted {
+            return None;
+        }
+        let handle = std::mem::replace(&mut self.handles[entry.block.index()], Handle::NONE);
+        (handle != Handle::NONE).then_some(handle)
+    }
+
+    fn expected_but(&mut self, at: usize, got: &str) {
+        let expected =
+            self.entries.get(at).map_or_else(|| "the end of the recording".to_owned(), describe);
+        let event_index = self.entries.get(at).map_or(self.event, |entry| u64::from(entry.event));
+        let difference = Difference { event_index, expected, got: got.to_owned() };
+        self.mismatch.get_or_insert(difference);
+    }
+}
+
+impl Env for Script<'_> {
+    type Device = Refuser;
+    const LOG: bool = true;
+
+    fn device(&mut self) -> &mut Refuser {
+        self.device.next = self
+            .entries
+            .get(self.position)
+            .filter(|entry| entry.kind == EntryKind::SegmentAlloc)
+            .map(|entry| (entry.address, entry.size_bytes));
+        &mut self.device
+    }
+
+    fn next_completed(&mut self) -> Option<Handle> {
+        self.ended.pop_front()
+    }
+
+    fn wait_completed(&mut self) -> Option<Handle> {
+        self.take_completion(self.position)
+    }
+
+    fn log(&mut self, action: Action) {
+        // A recording shows neither calls of empty_cache nor refusals by the device.
+        let silent = matches!(action.kind, ActionKind::EmptyCache | ActionKind::DeviceRefused);
+        if silent || self.mismatch.is_some() {
+            return;
+        }
+        let matches = self.entries.get(self.position).is_some_and(|entry| {
+            action_kind(entry.kind) == action.kind
+                && entry.size_bytes == action.size_bytes
+                && entry.stream == action.stream
+                && (entry.kind == EntryKind::Oom || entry.address == action.address)
+        });
+        if matches {
+            self.position += 1;
+        } else {
+            let got = format!(
+                "{} of {} bytes at {:#x} (segment {}, offset {})",
+                action.kind.name(),
+                action.size_bytes,
+                action.address,
+                action.segment,
+                action.offset_bytes,
+            );
+            self.expected_but(self.position, &got);
+        }
+    }
+}
+
+fn describe(entry: &RecordedEntry) -> String {
+    let place = match entry.kind {
+        EntryKind::Oom => String::new(),
+        _ => format!(" at {:#x}", entry.address),
+    };
+    format!("{} of {} bytes{place}", action_kind(entry.kind).name(), entry.size_bytes)
+}
+
+/// The action that a recorded entry shows.
+fn action_kind(kind: EntryKind) -> ActionKind {
+    match kind {
+        EntryKind::Alloc => ActionKind::Alloc,
+        EntryKind::FreeRequested => ActionKind::FreeRequested,
+        EntryKind::FreeCompleted => ActionKind::FreeCompleted,
+        EntryKind::SegmentAlloc => ActionKind::SegmentAlloc,
+        EntryKind::SegmentFree => ActionKind::SegmentFree,
+        EntryKind::SegmentMap => ActionKind::SegmentMap,
+        EntryKind::SegmentUnmap => ActionKind::SegmentUnmap,
+        EntryKind::Oom => ActionKind::Oom,
+    }
+}
+
+impl Refuser {
+    fn invalid(call: DeviceCall, address: u64, size_bytes: u64) -> DeviceError {
+        DeviceError::Invalid { call, address, size_bytes }
+    }
+
+    /// A device counts as full when less than this share of it is left beside the request: contexts
+    /// and libraries take memory that no recording shows.
+    const FULL_MARGIN: u64 = 32;
+}
+
+impl Device for Refuser {
+    fn malloc(&mut self, size_bytes: u64) -> Result<u64, DeviceError> {
+        if let Some((address, _)) = self.next.filter(|&(_, size)| size == size_bytes) {
+            self.held_bytes += size_bytes;
+            self.sizes.insert(address, size_bytes);
+            return Ok(address);
+        }
+        if let Some(total_bytes) = self.total_bytes {
+            let full_bytes = total_bytes - total_bytes / Self::FULL_MARGIN;
+            if self.held_bytes.saturating_add(size_bytes) < full_bytes {
+                self.unexplained += 1;
+            }
+        }
+        let free_bytes = self.memory_info().free_bytes;
+        let call = DeviceCall::Malloc;
+        Err(DeviceError::OutOfMemory { call, requested_bytes: size_bytes, free_bytes })
+    }
+
+    fn free(&mut self, address: u64) -> Result<u64, DeviceError> {
+        let Some(size_bytes) = self.sizes.remove(&address) else {
+            return Err(Self::invalid(DeviceCall::Free, address, 0));
+        };
+        self.held_bytes -= size_bytes;
+        Ok(size_bytes)
+    }
+
+    fn address_reserve(&mut self, size_bytes: u64) -> Result<u64, DeviceError> {
+        Err(Self::invalid(DeviceCall::AddressReserve, 0, size_bytes))
+    }
+
+    fn address_free(&mut self, address: u64, size_bytes: u64) -> Result<(), DeviceError> {
+        Err(Self::invalid(DeviceCall::AddressFree, address, size_bytes))
+    }
+
+    fn create(&mut self, size_bytes: u64) -> Result<PhysicalHandle, DeviceError> {
+        Err(Self::invalid(DeviceCall::Create, 0, size_bytes))
+    }
+
+    fn release(&mut self, _handle: PhysicalHandle) -> Result<u64, DeviceError> {
+        Err(Self::invalid(DeviceCall::Release, 0, 0))
+    }
+
+    fn map(&mut self, address: u64, _handle: PhysicalHandle) -> Result<u64, DeviceError> {
+        Err(Self::invalid(DeviceCall::Map, address, 0))
+    }
+
+    fn unmap(&mut self, address: u64, size_bytes: u64) -> Result<(), DeviceError> {
+        Err(Self::invalid(DeviceCall::Unmap, address, size_bytes))
+    }
+
+    fn set_access(&mut self, address: u64, size_bytes: u64) -> Result<(), DeviceError> {
+        Err(Self::invalid(DeviceCall::SetAccess, address, size_bytes))
+    }
+
+    fn memory_info(&self) -> MemoryInfo {
+        let total_bytes = self.total_bytes.unwrap_or(UNLIMITED_TOTAL_BYTES);
+        MemoryInfo { free_bytes: total_bytes.saturating_sub(self.held_bytes), total_bytes }
+    }
 }

@@ -1,42 +1,96 @@
 //! Sinks that watch a replay, and pure functions of a layout.
+//!
+//! A [`Sink`] is compiled into the replay loop. What it does not want costs nothing: the loop asks
+//! `LOG` and `LEVELS` at compile time.
 
-use serde::Serialize;
+mod decisions;
+mod peaks;
+mod shadow;
+mod split;
+mod timeline;
 
-/// One row of the decision log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct DecisionRow {
-    /// Index of the event during which it happened.
-    pub event_index: u64,
-    /// alloc, free, free_completed, segment_alloc, segment_free, segment_map, segment_unmap, oom,
-    /// empty_cache or device_refused.
-    pub action: &'static str,
-    /// The block concerned.
-    pub block_id: Option<u32>,
-    /// Ordinal of the segment in order of creation.
-    pub segment_id: Option<u32>,
-    /// Offset in the segment.
-    pub offset_bytes: Option<u64>,
-    /// Bytes: for blocks what the program asked for.
-    pub size_bytes: u64,
-    /// Address, where there is one.
-    pub address: Option<u64>,
+pub use decisions::{DecisionRow, Decisions};
+pub use peaks::{PeakTracker, Peaks};
+pub use shadow::Shadow;
+pub use split::{Split, SplitAt, split};
+pub use timeline::{Timeline, TimelineRow};
+
+use crate::alloc::{Action, Levels};
+
+/// Watches a replay.
+pub trait Sink {
+    /// Whether [`Self::action`] does anything.
+    const LOG: bool;
+    /// Whether [`Self::after_event`] does anything.
+    const LEVELS: bool;
+
+    /// The allocator did something during an event.
+    fn action(&mut self, event_index: u64, action: Action);
+
+    /// Levels after an event. `requested_bytes` is the sum of live requests, `device_ns` the cost of
+    /// all device calls so far.
+    fn after_event(
+        &mut self,
+        event_index: u64,
+        requested_bytes: u64,
+        levels: Levels,
+        device_ns: u64,
+    );
 }
 
-/// One row of the time line: levels after an event.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct TimelineRow {
-    /// Index of the event.
-    pub event_index: u64,
-    /// Simulated nanoseconds since the first event.
-    pub time_ns: u64,
-    /// Index into the trace's phases, if one has begun.
-    pub phase: Option<u32>,
-    /// Sum of live requests.
-    pub requested_bytes: u64,
-    /// Live blocks at rounded size.
-    pub allocated_bytes: u64,
-    /// Allocated and deferred.
-    pub active_bytes: u64,
-    /// Physical memory held.
-    pub reserved_bytes: u64,
+/// Watches nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoSink;
+
+impl Sink for NoSink {
+    const LOG: bool = false;
+    const LEVELS: bool = false;
+
+    #[inline]
+    fn action(&mut self, _event_index: u64, _action: Action) {}
+
+    #[inline]
+    fn after_event(
+        &mut self,
+        _event: u64,
+        _requested_bytes: u64,
+        _levels: Levels,
+        _device_ns: u64,
+    ) {
+    }
+}
+
+/// Two sinks as one; chains to any number.
+impl<A: Sink, B: Sink> Sink for (A, B) {
+    const LOG: bool = A::LOG || B::LOG;
+    const LEVELS: bool = A::LEVELS || B::LEVELS;
+
+    fn action(&mut self, event_index: u64, action: Action) {
+        self.0.action(event_index, action);
+        self.1.action(event_index, action);
+    }
+
+    fn after_event(&mut self, event: u64, requested_bytes: u64, levels: Levels, device_ns: u64) {
+        self.0.after_event(event, requested_bytes, levels, device_ns);
+        self.1.after_event(event, requested_bytes, levels, device_ns);
+    }
+}
+
+/// A sink that may be absent at run time: for what is rare, so that the loop is not compiled for every
+/// combination.
+impl<S: Sink> Sink for Option<S> {
+    const LOG: bool = S::LOG;
+    const LEVELS: bool = S::LEVELS;
+
+    fn action(&mut self, event_index: u64, action: Action) {
+        if let Some(sink) = self {
+            sink.action(event_index, action);
+        }
+    }
+
+    fn after_event(&mut self, event: u64, requested_bytes: u64, levels: Levels, device_ns: u64) {
+        if let Some(sink) = self {
+            sink.after_event(event, requested_bytes, levels, device_ns);
+        }
+    }
 }

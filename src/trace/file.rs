@@ -162,10 +162,18 @@ impl Input {
         } else {
             Box::new(File::open(path).map_err(|error| FileError::new(path, error))?)
         };
-        Input::from_reader(path, raw).map_err(|error| FileError::new(path, error))
+        Input::from_reader(path, raw)
     }
 
-    fn from_reader(path: &Path, mut raw: Box<dyn Read + Send>) -> io::Result<Input> {
+    /// An input of bytes from anywhere, with a path for messages. Waits for the first bytes.
+    ///
+    /// # Errors
+    /// If the first bytes cannot be read or decompressed.
+    pub fn from_reader(path: &Path, raw: Box<dyn Read + Send>) -> Result<Input, FileError> {
+        Input::decode(path, raw).map_err(|error| FileError::new(path, error))
+    }
+
+    fn decode(path: &Path, mut raw: Box<dyn Read + Send>) -> io::Result<Input> {
         let magic = read_head(&mut raw, 4)?;
         let compression = Compression::of_bytes(&magic);
         let raw = BufReader::with_capacity(BUFFER_BYTES, Cursor::new(magic).chain(raw));

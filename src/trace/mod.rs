@@ -32,7 +32,10 @@ pub use header::{
 pub use native::{NATIVE_VERSION, NativeError, read_native, write_native};
 #[cfg(feature = "analytics")]
 pub use parquet::{ParquetError, read_parquet, write_parquet};
-pub use recording::{RecordedAction, RecordedKind, Recording, Truth};
+pub use recording::{
+    EntryKind, RecordedAction, RecordedEntries, RecordedEntry, RecordedKind, Recording, Truth,
+    recorded_entries,
+};
 pub use stats::{RecordedStats, SizeClass, SizeStats, StreamStats, TraceStats, stats};
 pub use text::{REPEAT_DEPTH_MAX, TEXT_EVENTS_MAX, TextError, read_text, write_text};
 pub use validate::{BLOCK_BYTES_MAX, InvalidTrace, LIVE_BYTES_MAX, validate};
@@ -253,6 +256,26 @@ impl Trace {
             self.streams.len() - 1
         });
         StreamId(index as u32)
+    }
+
+    /// The largest sum of live requests in bytes. Attempts do not count.
+    pub fn requested_bytes_peak(&self) -> u64 {
+        let size = |block: BlockId| self.blocks.get(block.index()).map_or(0, |b| b.size_bytes);
+        let mut live_bytes = 0u64;
+        let mut peak_bytes = 0;
+        for event in &self.events {
+            match event.op {
+                Op::Alloc(block) => {
+                    live_bytes = live_bytes.saturating_add(size(block));
+                    peak_bytes = peak_bytes.max(live_bytes);
+                }
+                Op::Free(block) | Op::Defer(block) => {
+                    live_bytes = live_bytes.saturating_sub(size(block));
+                }
+                _ => {}
+            }
+        }
+        peak_bytes
     }
 
     /// The innermost frames of a site as `function (file:line)`, or nothing.

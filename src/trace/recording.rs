@@ -11,11 +11,14 @@
 //!   Done(b)                     free_completed at address(b), unless an action already listed it
 //!   EmptyCache  free_completed*, segment_free*, segment_unmap*
 //! ```
+//!
+//! [`recorded_entries`] does that.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::{Op, Trace};
 use crate::units::{BlockId, StreamId};
 
 /// What kind of recorded action.
@@ -77,4 +80,145 @@ pub struct Recording {
     pub actions: Vec<RecordedAction>,
     /// What the recorded allocator reported of itself.
     pub truth: Option<Truth>,
+}
+
+/// What a rebuilt entry of the recording says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EntryKind {
+    /// A block was handed out.
+    Alloc,
+    /// The program freed a block.
+    FreeRequested,
+    /// A freed block became reusable.
+    FreeCompleted,
+    /// Device memory obtained.
+    SegmentAlloc,
+    /// Device memory returned.
+    SegmentFree,
+    /// Pages mapped.
+    SegmentMap,
+    /// Pages unmapped.
+    SegmentUnmap,
+    /// A request was refused.
+    Oom,
+}
+
+/// One entry of the recorded allocator's own log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordedEntry {
+    /// What happened.
+    pub kind: EntryKind,
+    /// Block, segment or first page. For `Oom`: free bytes of the device.
+    pub address: u64,
+    /// Bytes: the request of a block, the size of a segment, the rounded size of an `Oom`.
+    pub size_bytes: u64,
+    /// Stream of the block or segment.
+    pub stream: StreamId,
+    /// The block, or [`BlockId::NONE`] for segments and refusals.
+    pub block: BlockId,
+    /// Index of the event that the entry belongs to.
+    pub event: u32,
+}
+
+/// The log of the recorded allocator in its order, rebuilt from events and recording. Empty if the
+/// trace has no recording. A block id that is not in the tables ends it.
+pub fn recorded_entries(trace: &Trace) -> RecordedEntries<'_> {
+    RecordedEntries {
+        trace,
+        event: 0,
+        action: 0,
+        implied: [None; 2],
+        completed: vec![false; trace.blocks.len()],
+    }
+}
+
+/// Iterator of [`recorded_entries`].
+#[derive(Clone, Debug)]
+pub struct RecordedEntries<'a> {
+    trace: &'a Trace,
+    /// Next event whose own entries are to come.
+    event: usize,
+    /// Next action.
+    action: usize,
+    /// What the last event implies and was not given yet.
+    implied: [Option<RecordedEntry>; 2],
+    /// Blocks whose completion an action listed.
+    completed: Vec<bool>,
+}
+
+impl RecordedEntries<'_> {
+    fn action_entry(&mut self, action: RecordedAction) -> Option<RecordedEntry> {
+        if action.kind == RecordedKind::FreeCompleted {
+            *self.completed.get_mut(action.block.index())? = true;
+        }
+        let kind = match action.kind {
+            RecordedKind::SegmentAlloc => EntryKind::SegmentAlloc,
+            RecordedKind::SegmentFree => EntryKind::SegmentFree,
+            RecordedKind::SegmentMap => EntryKind::SegmentMap,
+            RecordedKind::SegmentUnmap => EntryKind::SegmentUnmap,
+            RecordedKind::FreeCompleted => EntryKind::FreeCompleted,
+            RecordedKind::Oom => EntryKind::Oom,
+        };
+        Some(RecordedEntry {
+            kind,
+            address: action.address,
+            size_bytes: action.size_bytes,
+            stream: action.stream,
+            block: action.block,
+            event: action.event,
+        })
+    }
+
+    fn block_entry(&self, kind: EntryKind, block: BlockId) -> Option<RecordedEntry> {
+        let addresses = &self.trace.recording.as_ref()?.block_addresses;
+        let row = self.trace.blocks.get(block.index())?;
+        Some(RecordedEntry {
+            kind,
+            address: *addresses.get(block.index())?,
+            size_bytes: row.size_bytes,
+            stream: row.stream,
+            block,
+            event: self.event as u32,
+        })
+    }
+
+    /// Sets what the next event implies. Nothing at the end, or if a block is not in the
+    /// tables.
+    fn imply(&mut self) -> Option<()> {
+        let event = self.trace.events.get(self.event)?;
+        self.implied = match event.op {
+            Op::Alloc(block) => [Some(self.block_entry(EntryKind::Alloc, block)?), None],
+            Op::Defer(block) => [Some(self.block_entry(EntryKind::FreeRequested, block)?), None],
+            Op::Free(block) => [
+                Some(self.block_entry(EntryKind::FreeRequested, block)?),
+                Some(self.block_entry(EntryKind::FreeCompleted, block)?),
+            ],
+            Op::Done(block) if !*self.completed.get(block.index())? => {
+                [Some(self.block_entry(EntryKind::FreeCompleted, block)?), None]
+            }
+            _ => [None; 2],
+        };
+        self.event += 1;
+        Some(())
+    }
+}
+
+impl Iterator for RecordedEntries<'_> {
+    type Item = RecordedEntry;
+
+    fn next(&mut self) -> Option<RecordedEntry> {
+        loop {
+            if let Some(entry) = self.implied[0].take().or_else(|| self.implied[1].take()) {
+                return Some(entry);
+            }
+            let actions = &self.trace.recording.as_ref()?.actions;
+            match actions.get(self.action) {
+                Some(&action) if action.event as usize <= self.event => {
+                    self.action += 1;
+                    return self.action_entry(action);
+                }
+                _ => self.imply()?,
+            }
+        }
+    }
 }

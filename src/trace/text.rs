@@ -267,7 +267,7 @@ fn word_of<T: DeserializeOwned>(token: &Token<'_>, text: &str) -> Result<T, Wron
 }
 
 /// The name of an enum's variant in the native format.
-fn word(value: &impl Serialize) -> String {
+pub(super) fn word(value: &impl Serialize) -> String {
     match serde_json::to_value(value) {
         Ok(serde_json::Value::String(word)) => word,
         _ => String::new(),

@@ -1,0 +1,264 @@
+//! The free blocks of one stream in one pool, ordered by (size, address).
+//!
+//! The order must be exact, since it decides which of several fitting blocks is taken (spec 3.2). A
+//! balanced tree would do; this is faster, because most bins hold no block or one:
+//!
+//! ```text
+//!   size ──class──> bin:  first │ rest: [ (size, address, block), ... ]   sorted, next in order last
+//!
+//!   occupied: one bit a bin, one summary bit a word of bits: the next non-empty bin in two steps
+//! ```
+//!
+//! A class is a power of two of 512-byte units, cut in 32; below 16 KiB every size has its own. The
+//! rest of a bin is sorted *descending*: a malloc takes the first in order, and what a backward pass
+//! frees next comes before it, so that both happen at the end of the vector, where nothing moves.
+
+use super::config::MIN_BLOCK_BYTES;
+
+/// Bins a power of two is cut in: 2^5.
+const SUB_BITS: u32 = 5;
+/// Classes: sizes up to 2^63 bytes are 2^54 units.
+const CLASSES: usize = (54 - SUB_BITS as usize + 2) << SUB_BITS;
+const WORDS: usize = CLASSES.div_ceil(64);
+
+/// A free block in the set. Ordered by size, then address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Entry {
+    pub(super) size_bytes: u64,
+    pub(super) address: u64,
+    pub(super) block: u32,
+}
+
+impl Entry {
+    /// Stands for no entry, and comes after all others.
+    const NONE: Entry = Entry { size_bytes: u64::MAX, address: u64::MAX, block: u32::MAX };
+
+    /// Size and address as one number.
+    #[inline]
+    fn key(&self) -> u128 {
+        u128::from(self.size_bytes) << 64 | u128::from(self.address)
+    }
+}
+
+/// The entries of one class of sizes.
+#[derive(Clone, Debug)]
+struct Bin {
+    /// The first in order, or [`Entry::NONE`].
+    first: Entry,
+    /// All others, the second in order last.
+    rest: Vec<Entry>,
+}
+
+/// Free blocks in the order (size, address).
+#[derive(Clone, Debug)]
+pub(super) struct FreeSet {
+    bins: Box<[Bin]>,
+    occupied: [u64; WORDS],
+    summary: u64,
+}
+
+const _: () = assert!(WORDS <= 64, "one summary word covers all words");
+
+impl Default for FreeSet {
+    fn default() -> Self {
+        let empty = Bin { first: Entry::NONE, rest: Vec::new() };
+        FreeSet { bins: vec![empty; CLASSES].into(), occupied: [0; WORDS], summary: 0 }
+    }
+}
+
+/// The bin of a size, which is a multiple of 512 and not 0.
+#[inline]
+fn class(size_bytes: u64) -> usize {
+    let units = size_bytes / MIN_BLOCK_BYTES;
+    let top = units.ilog2();
+    if top < SUB_BITS {
+        return units as usize;
+    }
+    let shift = top - SUB_BITS;
+    (((shift + 1) as usize) << SUB_BITS) + ((units >> shift) as usize & ((1 << SUB_BITS) - 1))
+}
+
+impl Bin {
+    #[inline]
+    fn insert(&mut self, entry: Entry) {
+        if entry.key() < self.first.key() {
+            let second = std::mem::replace(&mut self.first, entry);
+            if second.block != u32::MAX {
+                self.rest.push(second);
+            }
+        } else {
+            let at = position(&self.rest, entry.key());
+            if at == self.rest.len() {
+                self.rest.push(entry);
+            } else {
+                self.rest.insert(at, entry);
+            }
+        }
+    }
+
+    /// Takes the first in order out.
+    #[inline]
+    fn pop_first(&mut self) {
+        self.first = self.rest.pop().unwrap_or(Entry::NONE);
+    }
+
+    /// Takes an entry out that is not the first.
+    fn remove_from_rest(&mut self, key: u128) {
+        let at = position(&self.rest, key);
+        let found = at.checked_sub(1).filter(|&at| self.rest[at].key() == key);
+        debug_assert!(found.is_some(), "the entry is in the set");
+        if let Some(at) = found {
+            self.rest.remove(at);
+        }
+    }
+}
+
+impl FreeSet {
+    /// Adds a block.
+    #[inline]
+    pub(super) fn insert(&mut self, entry: Entry) {
+        let class = class(entry.size_bytes);
+        self.bins[class].insert(entry);
+        self.occupied[class / 64] |= 1 << (class % 64);
+        self.summary |= 1 << (class / 64);
+    }
+
+    /// Takes a block out, which must be in the set.
+    #[inline]
+    pub(super) fn remove(&mut self, size_bytes: u64, address: u64) {
+        let class = class(size_bytes);
+        let key = Entry { size_bytes, address, block: 0 }.key();
+        if self.bins[class].first.key() == key {
+            self.pop_first(class);
+        } else {
+            self.bins[class].remove_from_rest(key);
+        }
+    }
+
+    #[inline]
+    fn pop_first(&mut self, class: usize) {
+        self.bins[class].pop_first();
+        if self.bins[class].first.block == u32::MAX {
+            let word = &mut self.occupied[class / 64];
+            *word &= !(1 << (class % 64));
+            if *word == 0 {
+                self.summary &= !(1 << (class / 64));
+            }
+        }
+    }
+
+    /// The first block of at least this size: the smallest, and among equals the lowest address.
+    #[inline]
+    pub(super) fn first_fit(&self, size_bytes: u64) -> Option<Entry> {
+        let class = class(size_bytes);
+        let bin = &self.bins[class];
+        if bin.first.size_bytes >= size_bytes && bin.first.block != u32::MAX {
+            return Some(bin.first);
+        }
+        let at = position(&bin.rest, u128::from(size_bytes) << 64);
+        match at.checked_sub(1) {
+            Some(at) => Some(bin.rest[at]),
+            None => self.next_occupied(class + 1).map(|class| self.bins[class].first),
+        }
+    }
+
+    /// The largest block.
+    pub(super) fn largest(&self) -> Option<Entry> {
+        let class = (0..CLASSES).rev().find(|&at| self.occupied[at / 64] >> (at % 64) & 1 == 1)?;
+        let bin = &self.bins[class];
+        Some(*bin.rest.first().unwrap_or(&bin.first))
+    }
+
+    /// Every block in order.
+    pub(super) fn iter(&self) -> impl Iterator<Item = Entry> + '_ {
+        let occupied = self.bins.iter().filter(|bin| bin.first.block != u32::MAX);
+        occupied.flat_map(|bin| std::iter::once(&bin.first).chain(bin.rest.iter().rev())).copied()
+    }
+
+    /// The first occupied bin at or after `class`.
+    #[inline]
+    fn next_occupied(&self, class: usize) -> Option<usize> {
+        let word = class / 64;
+        if word >= WORDS {
+            return None;
+        }
+        let here = self.occupied[word] & (u64::MAX << (class % 64));
+        if here != 0 {
+            return Some(word * 64 + here.trailing_zeros() as usize);
+        }
+        let later = self.summary & (u64::MAX << word) & !(1 << word);
+        if later == 0 {
+            return None;
+        }
+        let word = later.trailing_zeros() as usize;
+        Some(word * 64 + self.occupied[word].trailing_zeros() as usize)
+    }
+}
+
+/// How many entries of a descending vector have at least this key: the place where an entry with that
+/// key would go, behind an equal one.
+#[inline]
+fn position(rest: &[Entry], key: u128) -> usize {
+    // Most changes happen at the end; beyond a few entries the vector is searched by halves.
+    let near = rest.len().saturating_sub(3);
+    for at in (near..rest.len()).rev() {
+        if rest[at].key() >= key {
+            return at + 1;
+        }
+    }
+    rest[..near].partition_point(|entry| entry.key() >= key)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn classes_are_monotone_and_in_range() {
+        let mut last = 0;
+        for exponent in 0..54u32 {
+            for sub in 0..64u64 {
+                let units = (1u64 << exponent) + ((sub << exponent) >> 6);
+                let class = class(units * MIN_BLOCK_BYTES);
+                assert!(class >= last && class < CLASSES, "units {units}");
+                last = class;
+            }
+        }
+    }
+
+    #[test]
+    fn behaves_as_an_ordered_set() {
+        let mut set = FreeSet::default();
+        let mut model: BTreeSet<Entry> = BTreeSet::new();
+        let mut state = 0x1234_5678_9abc_def0u64;
+        let mut random = move || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state
+        };
+        for step in 0..20_000u32 {
+            let units = 1 + random() % (1 << (random() % 24));
+            let size_bytes = units * MIN_BLOCK_BYTES;
+            if random() % 3 > 0 || model.is_empty() {
+                let entry = Entry { size_bytes, address: random() % 97 * 512, block: step };
+                if !model.iter().any(|e| (e.size_bytes, e.address) == (size_bytes, entry.address)) {
+                    set.insert(entry);
+                    model.insert(entry);
+                }
+            } else {
+                let index = random() as usize % model.len();
+                let entry = *model.iter().nth(index).expect("in range");
+                set.remove(entry.size_bytes, entry.address);
+                model.remove(&entry);
+            }
+            let key = Entry { size_bytes, address: 0, block: 0 };
+            assert_eq!(set.first_fit(size_bytes), model.range(key..).next().copied());
+            assert_eq!(set.largest(), model.last().copied());
+            if step % 512 == 0 {
+                assert!(set.iter().eq(model.iter().copied()));
+            }
+        }
+    }
+}

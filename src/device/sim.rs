@@ -1,4 +1,0 @@
-//! sim
-/// A simulated device.
-#[derive(Clone, Debug)]
-pub struct Sim;

@@ -1,0 +1,654 @@
+//! The history of one device of a snapshot → a trace: the structural half of
+//! specs/pytorch_caching.md 13.2. Nothing is simulated here.
+//!
+//! The log shows what the allocator did; a trace says what the program asked. A free whose
+//! completion follows at once was an ordinary free, any other one waited for a stream. What lies
+//! between two operations is a group, and its shape tells who caused it:
+//!
+//! ```text
+//!   ... alloc | free_completed  segment_free  segment_alloc | alloc ...
+//!               c               R             N               closing entry
+//!
+//!   closed by        R   N   reading
+//!   free or the end  -   -   completions: Done
+//!   free or the end  R   ·   the program called empty_cache
+//!   alloc            -   ·   completions, then the alloc (which obtains N)
+//!   alloc            R   -   empty_cache, then the alloc
+//!   alloc            R   N   one malloc: its flush waited for c, released R, obtained N
+//!   oom              ·   ·   one refused malloc, likewise
+//! ```
+//!
+//! A flush or empty_cache waits for *all* deferred blocks. If some are still deferred after the
+//! group, its completions cannot come from one: they stand before it. So do completions in front of
+//! released segments when more completions follow: every malloc looks for finished streams first.
+
+use std::collections::HashMap;
+
+use super::torch_snapshot::{NO_ID, RawAction, RawEntry, RawSettings, RawSnapshot, SnapshotError};
+use crate::trace::{
+    Block, Event, Frame, Header, History, Op, RecordedAction, RecordedKind, Recording, Role,
+    Source, SourceKind, Stream, Trace,
+};
+use crate::units::{BlockId, FrameId, MIB, NameId, PhaseId, SiteId, StreamId};
+
+type FastMap<K, V> = HashMap<K, V, foldhash::fast::RandomState>;
+
+/// Makes a trace of the history of one device: of `gpu`, or of the only one that has a history.
+/// Also returns what a reader of the trace should know, a line each.
+///
+/// A snapshot without any history gives a trace without events and a warning: its settings can be
+/// shown, but there is nothing to replay.
+///
+/// # Errors
+/// If `gpu` is not in the snapshot, if several devices have a history and none was chosen, or if
+/// there are more than four billion blocks or events.
+pub fn trace_from_snapshot(
+    snapshot: &RawSnapshot,
+    gpu: Option<u32>,
+) -> Result<(Trace, Vec<String>), SnapshotError> {
+    let device = choose_device(snapshot, gpu)?;
+    let mut reader = HistoryReader::new(snapshot);
+    if let Some(device) = device {
+        reader.read(&snapshot.devices[device])?;
+    }
+    Ok(reader.finish(device))
+}
+
+/// The device to read; nothing if none has a history and none was asked for.
+fn choose_device(snapshot: &RawSnapshot, gpu: Option<u32>) -> Result<Option<usize>, SnapshotError> {
+    let choices = || {
+        let list = snapshot.devices.iter().enumerate();
+        let list: Vec<String> =
+            list.map(|(gpu, entries)| format!("GPU {gpu} has {} entries", entries.len())).collect();
+        if list.is_empty() { "no GPU has a history".to_owned() } else { list.join(", ") }
+    };
+    if let Some(gpu) = gpu {
+        let index = gpu as usize;
+        if index < snapshot.devices.len() {
+            return Ok(Some(index));
+        }
+        let found = format!("the snapshot has no GPU {gpu}");
+        return Err(SnapshotError::Gpu { found, choices: choices() });
+    }
+    let mut with_history = (0..snapshot.devices.len()).filter(|&i| !snapshot.devices[i].is_empty());
+    match (with_history.next(), with_history.next()) {
+        (first, None) => Ok(first),
+        _ => {
+            let found = "several GPUs have a history".to_owned();
+            Err(SnapshotError::Gpu { found, choices: choices() })
+        }
+    }
+}
+
+/// A block that has not completed yet.
+#[derive(Clone, Copy)]
+struct Live {
+    block: BlockId,
+    /// Freed by the program, waiting for a stream.
+    pending: bool,
+}
+
+/// An entry between two operations.
+#[derive(Clone, Copy)]
+enum GroupItem {
+    Completed(BlockId, RawEntry),
+    Segment(RawEntry),
+}
+
+impl GroupItem {
+    fn releases(&self) -> bool {
+        matches!(self, GroupItem::Segment(entry)
+            if matches!(entry.action, RawAction::SegmentFree | RawAction::SegmentUnmap))
+    }
+
+    fn obtains(&self) -> bool {
+        matches!(self, GroupItem::Segment(entry)
+            if matches!(entry.action, RawAction::SegmentAlloc | RawAction::SegmentMap))
+    }
+
+    fn is_completion(&self) -> bool {
+        matches!(self, GroupItem::Completed(..))
+    }
+
+    fn entry(&self) -> &RawEntry {
+        match self {
+            GroupItem::Completed(_, entry) | GroupItem::Segment(entry) => entry,
+        }
+    }
+}
+
+/// What was odd, counted.
+#[derive(Default)]
+struct Oddities {
+    frees_without_alloc: u64,
+    frees_lost: u64,
+    completions_lost: u64,
+    requests_lost: u64,
+    times_back: u64,
+    sizes_zero: u64,
+    unknown_actions: u64,
+    trailing_segments: u64,
+}
+
+struct HistoryReader<'a> {
+    snapshot: &'a RawSnapshot,
+    trace: Trace,
+    recording: Recording,
+    live: FastMap<u64, Live>,
+    /// Blocks in `live` that are pending.
+    pending: usize,
+    group: Vec<GroupItem>,
+    /// Segment entries that wait for an event to stand before.
+    carried: Vec<RawEntry>,
+    time_first_us: Option<u64>,
+    time_last_us: u64,
+    /// Text id of the phase that runs.
+    phase_now: u32,
+    phases: FastMap<u32, PhaseId>,
+    /// By handle.
+    streams: FastMap<u64, StreamId>,
+    /// The stream of the last entry, which is mostly the next one's too.
+    stream_last: Option<(u64, StreamId)>,
+    sites: FastMap<u32, SiteId>,
+    frames: FastMap<u32, FrameId>,
+    oddities: Oddities,
+}
+
+impl<'a> HistoryReader<'a> {
+    fn new(snapshot: &'a RawSnapshot) -> Self {
+        HistoryReader {
+            snapshot,
+            trace: Trace::default(),
+            recording: Recording::default(),
+            live: FastMap::default(),
+            pending: 0,
+            group: Vec::new(),
+            carried: Vec::new(),
+            time_first_us: None,
+            time_last_us: 0,
+            phase_now: NO_ID,
+            phases: FastMap::default(),
+            streams: FastMap::default(),
+            stream_last: None,
+            sites: FastMap::default(),
+            frames: FastMap::default(),
+            oddities: Oddities::default(),
+        }
+    }
+
+    fn read(&mut self, entries: &[RawEntry]) -> Result<(), SnapshotError> {
+        let unknown = entries.iter().filter(|entry| entry.action == RawAction::Unknown).count();
+        self.oddities.unknown_actions = unknown as u64;
+        let kept =
+            |entry: &&RawEntry| !matches!(entry.action, RawAction::Snapshot | RawAction::Unknown);
+        let mut entries = entries.iter().filter(kept).peekable();
+        while let Some(entry) = entries.next() {
+            self.note_time(entry);
+            match entry.action {
+                RawAction::Alloc | RawAction::Oom => self.malloc(entry)?,
+                RawAction::FreeRequested => {
+                    let completion = entries.next_if(|next| {
+                        next.action == RawAction::FreeCompleted && next.address == entry.address
+                    });
+                    self.free_requested(entry, completion.is_some())?;
+                    if let Some(completion) = completion {
+                        self.note_time(completion);
+                    }
+                }
+                RawAction::FreeCompleted => self.free_completed(entry)?,
+                _ => self.group.push(GroupItem::Segment(*entry)),
+            }
+        }
+        self.close_group()?;
+        self.oddities.trailing_segments = self.carried.len() as u64;
+        Ok(())
+    }
+
+    /// Counts times that go back: the order of the list is what holds.
+    fn note_time(&mut self, entry: &RawEntry) {
+        self.time_first_us.get_or_insert(entry.time_us);
+        if entry.time_us < self.time_last_us {
+            self.oddities.times_back += 1;
+        }
+        self.time_last_us = self.time_last_us.max(entry.time_us);
+    }
+
+    fn malloc(&mut self, entry: &RawEntry) -> Result<(), SnapshotError> {
+        let refused = entry.action == RawAction::Oom;
+        if entry.size_bytes == 0 {
+            self.oddities.sizes_zero += 1;
+            return self.close_group();
+        }
+        if !refused {
+            self.vacate(entry)?;
+        }
+        let group = std::mem::take(&mut self.group);
+        let releases = group.iter().any(GroupItem::releases);
+        let obtains = group.iter().any(GroupItem::obtains);
+        let inside = if releases && !obtains && !refused {
+            let after = self.empty_cache(&group)?;
+            self.apply(after)?;
+            &[]
+        } else {
+            let waits = refused || releases;
+            let (before, inside) = self.split_at_wait(&group, waits);
+            self.apply(before)?;
+            inside
+        };
+        self.mark_phase(entry)?;
+        let block = self.new_block(entry, if refused { 0 } else { entry.address })?;
+        let op = if refused { Op::Attempt(block) } else { Op::Alloc(block) };
+        self.emit_with(inside, entry, op)?;
+        if !refused {
+            self.live.insert(entry.address, Live { block, pending: false });
+            self.trace.header.history.allocs += 1;
+        }
+        self.done(inside)
+    }
+
+    /// Makes room for an alloc at an address that is still in use as far as the history tells.
+    fn vacate(&mut self, entry: &RawEntry) -> Result<(), SnapshotError> {
+        match self.live.remove(&entry.address) {
+            None => Ok(()),
+            Some(Live { pending: false, .. }) => {
+                self.oddities.frees_lost += 1;
+                Ok(())
+            }
+            Some(Live { block, pending: true }) => {
+                self.oddities.completions_lost += 1;
+                self.pending -= 1;
+                self.emit(entry, Op::Done(block))
+            }
+        }
+    }
+
+    /// Splits a group before a malloc into what stands before the malloc and what lies inside it.
+    fn split_at_wait<'g>(
+        &self,
+        group: &'g [GroupItem],
+        waits: bool,
+    ) -> (&'g [GroupItem], &'g [GroupItem]) {
+        let leading = group.iter().take_while(|item| item.is_completion()).count();
+        let completes_later = group[leading..].iter().any(GroupItem::is_completion);
+        let leading_from_wait = waits && !completes_later && self.pending == 0;
+        group.split_at(if leading_from_wait { 0 } else { leading })
+    }
+
+    /// An empty_cache that released the group up to its last release; returns what follows.
+    fn empty_cache<'g>(
+        &mut self,
+        group: &'g [GroupItem],
+    ) -> Result<&'g [GroupItem], SnapshotError> {
+        let end = group.iter().rposition(GroupItem::releases).map_or(0, |last| last + 1);
+        let (group, after) = group.split_at(end);
+        let (before, inside) = self.split_at_wait(group, true);
+        self.apply(before)?;
+        if let Some(first) = inside.first() {
+            self.mark_phase(first.entry())?;
+            self.emit_with(inside, first.entry(), Op::EmptyCache)?;
+            self.done(inside)?;
+        }
+        Ok(after)
+    }
+
+    /// Ends a group that no malloc closes.
+    fn close_group(&mut self) -> Result<(), SnapshotError> {
+        let group = std::mem::take(&mut self.group);
+        let after =
+            if group.iter().any(GroupItem::releases) { self.empty_cache(&group)? } else { &group };
+        self.apply(after)
+    }
+
+    /// Completions as events of their own; segments wait for the next event.
+    fn apply(&mut self, items: &[GroupItem]) -> Result<(), SnapshotError> {
+        for item in items {
+            match item {
+                GroupItem::Segment(entry) => self.carried.push(*entry),
+                GroupItem::Completed(block, entry) => {
+                    self.mark_phase(entry)?;
+                    self.emit(entry, Op::Done(*block))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The `Done` events of completions that the event before them lists as actions.
+    fn done(&mut self, inside: &[GroupItem]) -> Result<(), SnapshotError> {
+        for item in inside {
+            if let GroupItem::Completed(block, entry) = item {
+                self.emit(entry, Op::Done(*block))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn free_requested(&mut self, entry: &RawEntry, at_once: bool) -> Result<(), SnapshotError> {
+        self.close_group()?;
+        let Some(live) = self.live.get_mut(&entry.address).filter(|live| !live.pending) else {
+            self.oddities.frees_without_alloc += 1;
+            return Ok(());
+        };
+        let block = live.block;
+        live.pending = true;
+        self.mark_phase(entry)?;
+        if at_once {
+            self.live.remove(&entry.address);
+            return self.emit(entry, Op::Free(block));
+        }
+        self.pending += 1;
+        self.emit(entry, Op::Defer(block))
+    }
+
+    fn free_completed(&mut self, entry: &RawEntry) -> Result<(), SnapshotError> {
+        match self.live.get(&entry.address).copied() {
+            // Freed and allocated before the history begins.
+            None => Ok(()),
+            Some(Live { block, pending: true }) => {
+                self.live.remove(&entry.address);
+                self.pending -= 1;
+                self.group.push(GroupItem::Completed(block, *entry));
+                Ok(())
+            }
+            Some(Live { block, pending: false }) => {
+                self.oddities.requests_lost += 1;
+                self.close_group()?;
+                self.live.remove(&entry.address);
+                self.mark_phase(entry)?;
+                self.emit(entry, Op::Free(block))
+            }
+        }
+    }
+
+    /// A phase starts when the last non-empty `user_metadata` changes.
+    fn mark_phase(&mut self, entry: &RawEntry) -> Result<(), SnapshotError> {
+        let text = entry.user_metadata;
+        if text == NO_ID || text == self.phase_now {
+            return Ok(());
+        }
+        self.phase_now = text;
+        let phase = match self.phases.get(&text) {
+            Some(&phase) => phase,
+            None => {
+                let phase = PhaseId(dense_id(self.trace.phases.len(), "phases")?);
+                self.trace.phases.push(self.snapshot.text(text).into_owned());
+                self.phases.insert(text, phase);
+                phase
+            }
+        };
+        self.emit(entry, Op::Mark(phase))
+    }
+
+    fn emit(&mut self, entry: &RawEntry, op: Op) -> Result<(), SnapshotError> {
+        self.emit_with(&[], entry, op)
+    }
+
+    /// Adds an event at the time of `entry`, with the actions that lie inside it.
+    fn emit_with(
+        &mut self,
+        inside: &[GroupItem],
+        entry: &RawEntry,
+        op: Op,
+    ) -> Result<(), SnapshotError> {
+        let event = dense_id(self.trace.events.len(), "events")?;
+        let carried = std::mem::take(&mut self.carried);
+        for entry in &carried {
+            self.act(event, entry, BlockId::NONE)?;
+        }
+        for item in inside {
+            match item {
+                GroupItem::Segment(entry) => self.act(event, entry, BlockId::NONE)?,
+                GroupItem::Completed(block, entry) => self.act(event, entry, *block)?,
+            }
+        }
+        if let Op::Attempt(_) = op {
+            self.act(event, entry, BlockId::NONE)?;
+        }
+        let since_first_us = entry.time_us.saturating_sub(self.time_first_us.unwrap_or(0));
+        let last_ns = self.trace.events.last().map_or(0, |event| event.time_ns);
+        let time_ns = since_first_us.saturating_mul(1000).max(last_ns);
+        self.trace.events.push(Event { time_ns, op });
+        Ok(())
+    }
+
+    fn act(&mut self, event: u32, entry: &RawEntry, block: BlockId) -> Result<(), SnapshotError> {
+        let kind = match entry.action {
+            RawAction::SegmentAlloc => RecordedKind::SegmentAlloc,
+            RawAction::SegmentFree => RecordedKind::SegmentFree,
+            RawAction::SegmentMap => RecordedKind::SegmentMap,
+            RawAction::SegmentUnmap => RecordedKind::SegmentUnmap,
+            RawAction::FreeCompleted => RecordedKind::FreeCompleted,
+            RawAction::Oom => RecordedKind::Oom,
+            _ => return Ok(()),
+        };
+        let stream = self.stream(entry)?;
+        let (address, size_bytes) = (entry.address, entry.size_bytes);
+        let action = RecordedAction { event, kind, block, stream, address, size_bytes };
+        self.recording.actions.push(action);
+        Ok(())
+    }
+
+    fn new_block(&mut self, entry: &RawEntry, address: u64) -> Result<BlockId, SnapshotError> {
+        let block = BlockId(dense_id(self.trace.blocks.len(), "blocks")?);
+        let stream = self.stream(entry)?;
+        let site = self.site(entry)?;
+        let (size_bytes, name, role) = (entry.size_bytes, NameId::NONE, Role::Unknown);
+        self.trace.blocks.push(Block { size_bytes, stream, site, name, role });
+        self.recording.block_addresses.push(address);
+        Ok(block)
+    }
+
+    fn stream(&mut self, entry: &RawEntry) -> Result<StreamId, SnapshotError> {
+        // An entry that names no stream ran on the default one.
+        let handle = self.snapshot.streams.get(entry.stream as usize).copied().unwrap_or(0);
+        if let Some((last, stream)) = self.stream_last
+            && last == handle
+        {
+            return Ok(stream);
+        }
+        let stream = match self.streams.get(&handle) {
+            Some(&stream) => stream,
+            None => {
+                let stream = StreamId(dense_id(self.trace.streams.len(), "streams")?);
+                self.trace.streams.push(Stream { handle });
+                self.streams.insert(handle, stream);
+                stream
+            }
+        };
+        self.stream_last = Some((handle, stream));
+        Ok(stream)
+    }
+
+    fn site(&mut self, entry: &RawEntry) -> Result<SiteId, SnapshotError> {
+        if entry.stack == NO_ID {
+            return Ok(SiteId::NONE);
+        }
+        if let Some(&site) = self.sites.get(&entry.stack) {
+            return Ok(site);
+        }
+        let mut stack = Vec::new();
+        for &frame in self.snapshot.stack(entry.stack) {
+            stack.push(self.frame(frame)?);
+        }
+        let site = SiteId(dense_id(self.trace.sites.stacks.len(), "stacks")?);
+        self.trace.sites.stacks.push(stack);
+        self.sites.insert(entry.stack, site);
+        Ok(site)
+    }
+
+    fn frame(&mut self, raw: u32) -> Result<FrameId, SnapshotError> {
+        if let Some(&frame) = self.frames.get(&raw) {
+            return Ok(frame);
+        }
+        let frame = FrameId(dense_id(self.trace.sites.frames.len(), "frames")?);
+        let (name, filename, line) = self.snapshot.frame(raw);
+        let (name, filename) = (name.into_owned(), filename.into_owned());
+        self.trace.sites.frames.push(Frame { name, filename, line });
+        self.frames.insert(raw, frame);
+        Ok(frame)
+    }
+
+    fn finish(mut self, device: Option<usize>) -> (Trace, Vec<String>) {
+        let warnings = self.warnings(device);
+        let settings = self.snapshot.settings.as_ref().map(settings_string);
+        self.trace.header = Header {
+            source: Source { kind: SourceKind::TorchSnapshot, version: None },
+            settings,
+            history: History {
+                frees_without_alloc: self.oddities.frees_without_alloc,
+                allocs: self.trace.header.history.allocs,
+            },
+            start_unix_ns: self.time_first_us.and_then(|us| us.checked_mul(1000)),
+            ..Header::default()
+        };
+        self.trace.header.device.index = device.map(|device| device as u32);
+        self.trace.recording = Some(self.recording);
+        (self.trace, warnings)
+    }
+
+    fn warnings(&self, device: Option<usize>) -> Vec<String> {
+        let odd = &self.oddities;
+        let mut warnings = Vec::new();
+        let empty = device.is_none_or(|device| self.snapshot.devices[device].is_empty());
+        if empty {
+            warnings.push(
+                "the snapshot has no history, so there is nothing to replay: call \
+                 torch.cuda.memory._record_memory_history(max_entries=...) before the job"
+                    .to_owned(),
+            );
+        }
+        let mut warn = |count: u64, text: &str| {
+            if count > 0 {
+                warnings.push(format!("{count} {text}"));
+            }
+        };
+        warn(
+            odd.frees_without_alloc,
+            "frees of blocks that were allocated before the history begins are left out",
+        );
+        warn(
+            odd.frees_lost,
+            "allocs at addresses that were still in use: frees are missing in the history, the \
+             older blocks are never freed",
+        );
+        warn(
+            odd.completions_lost,
+            "allocs at addresses whose free had not completed: taken as completed",
+        );
+        warn(odd.requests_lost, "frees have only their completion: taken as plain frees");
+        warn(odd.times_back, "entries are earlier than the one before: their times were raised");
+        warn(odd.sizes_zero, "allocs of 0 bytes are left out");
+        warn(
+            odd.trailing_segments,
+            "segment entries at the end belong to no event and are left out",
+        );
+        let unknown = self.snapshot.unknown_action().unwrap_or_default();
+        warn(
+            odd.unknown_actions,
+            &format!("entries with unknown actions such as {unknown:?} are left out"),
+        );
+        warnings
+    }
+}
+
+fn dense_id(count: usize, what: &'static str) -> Result<u32, SnapshotError> {
+    // The largest number stands for "none".
+    let id = u32::try_from(count).ok().filter(|&id| id != u32::MAX);
+    id.ok_or(SnapshotError::TooMany(what))
+}
+
+/// The settings as a `PYTORCH_CUDA_ALLOC_CONF` string: the recorded one, or one that has the same
+/// effect if options differ from their defaults without it. `expandable_segments` outlives later
+/// strings (specs/pytorch_caching.md 7.1), so it is added where the recorded string lacks it.
+fn settings_string(settings: &RawSettings) -> String {
+    let mut parts = Vec::new();
+    if settings.conf.trim().is_empty() {
+        if let Some(bytes) = settings.max_split_bytes {
+            parts.push(format!("max_split_size_mb:{}", bytes / MIB));
+        }
+        if settings.gc_threshold > 0.0 {
+            parts.push(format!("garbage_collection_threshold:{}", settings.gc_threshold));
+        }
+        parts.extend(roundup_string(&settings.roundup_divisions));
+    } else {
+        parts.push(settings.conf.clone());
+    }
+    if settings.expandable && !settings.conf.contains("expandable_segments") {
+        parts.push("expandable_segments:True".to_owned());
+    }
+    parts.join(",")
+}
+
+/// `roundup_power2_divisions` (2.2): every size class is listed, so none is filled by a neighbour.
+fn roundup_string(divisions: &[(u64, u64)]) -> Option<String> {
+    let first = divisions.first()?.1;
+    if divisions.iter().all(|&(_, count)| count <= 1) {
+        return None;
+    }
+    if divisions.iter().all(|&(_, count)| count == first) {
+        return Some(format!("roundup_power2_divisions:{first}"));
+    }
+    let classes: Vec<String> =
+        divisions.iter().map(|(mib, count)| format!("{mib}:{count}")).collect();
+    Some(format!("roundup_power2_divisions:[{}]", classes.join(",")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn roundup(counts: [u64; 16]) -> Vec<(u64, u64)> {
+        counts.iter().enumerate().map(|(class, &count)| (1 << class, count)).collect()
+    }
+
+    #[test]
+    fn a_recorded_settings_string_is_kept() {
+        let settings = RawSettings {
+            conf: "max_split_size_mb:128".to_owned(),
+            max_split_bytes: Some(128 << 20),
+            ..RawSettings::default()
+        };
+        assert_eq!(settings_string(&settings), "max_split_size_mb:128");
+    }
+
+    #[test]
+    fn expandable_segments_outlives_a_later_string() {
+        let settings = RawSettings {
+            conf: "max_split_size_mb:128".to_owned(),
+            expandable: true,
+            ..RawSettings::default()
+        };
+        let text = settings_string(&settings);
+        assert_eq!(text, "max_split_size_mb:128,expandable_segments:True");
+    }
+
+    #[test]
+    fn settings_without_a_string_are_written_as_one() {
+        let settings = RawSettings {
+            conf: String::new(),
+            max_split_bytes: Some(40 << 20),
+            gc_threshold: 0.8,
+            expandable: true,
+            roundup_divisions: roundup([4; 16]),
+        };
+        assert_eq!(
+            settings_string(&settings),
+            "max_split_size_mb:40,garbage_collection_threshold:0.8,roundup_power2_divisions:4,\
+             expandable_segments:True"
+        );
+        assert_eq!(settings_string(&RawSettings::default()), "");
+    }
+
+    #[test]
+    fn mixed_divisions_are_listed_class_by_class() {
+        let mut counts = [0; 16];
+        counts[2] = 2;
+        counts[3] = 4;
+        assert_eq!(
+            roundup_string(&roundup(counts)).expect("differs from the default"),
+            "roundup_power2_divisions:[1:0,2:0,4:2,8:4,16:0,32:0,64:0,128:0,256:0,512:0,1024:0,\
+             2048:0,4096:0,8192:0,16384:0,32768:0]"
+        );
+        assert_eq!(roundup_string(&roundup([1; 16])), None, "one division rounds nothing");
+    }
+}

@@ -1,0 +1,188 @@
+//! `NAME.truth.json` beside `NAME.pickle*`: what a snapshot lacks. The recordings' README describes
+//! it; our own recorder writes it too.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, BufReader};
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use crate::trace::{Trace, Truth};
+use crate::units::GIB;
+
+/// A truth file that is there cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TruthError {
+    /// It cannot be read.
+    #[error("{path}: {source}; expected a readable truth file, or none", path = path.display())]
+    Read {
+        /// The truth file.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// It is no truth file.
+    #[error(
+        "{path}: {source}; expected the JSON object of a truth file: mend it or move it away",
+        path = path.display()
+    )]
+    Json {
+        /// The truth file.
+        path: PathBuf,
+        /// What is wrong, with line and column.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// A number makes no sense.
+    #[error("{path}: {key} is {found}; expected {expected}", path = path.display())]
+    Value {
+        /// The truth file.
+        path: PathBuf,
+        /// The key.
+        key: &'static str,
+        /// Its value.
+        found: String,
+        /// What it should be.
+        expected: &'static str,
+    },
+}
+
+/// The keys that are used; others are read over.
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct TruthFile {
+    #[serde(default)]
+    stats: BTreeMap<String, i64>,
+    total_memory: Option<u64>,
+    /// Memory limit in GiB; 0 is none.
+    cap_gib: Option<f64>,
+    conf: Option<String>,
+    torch: Option<String>,
+    gpu: Option<String>,
+    outcome: Option<String>,
+    #[serde(default)]
+    peak_stats_reset: bool,
+}
+
+impl TruthFile {
+    /// Reads the truth file beside a snapshot, if there is one.
+    pub(super) fn beside(snapshot: &Path) -> Result<Option<TruthFile>, TruthError> {
+        let Some(path) = truth_path(snapshot) else { return Ok(None) };
+        let file = match File::open(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(source) => return Err(TruthError::Read { path, source }),
+        };
+        let truth: TruthFile = match serde_json::from_reader(BufReader::new(file)) {
+            Ok(truth) => truth,
+            Err(source) => return Err(TruthError::Json { path, source }),
+        };
+        if let Some(cap) = truth.cap_gib.filter(|cap| !(0.0..1e9).contains(cap)) {
+            let (key, found) = ("cap_gib", cap.to_string());
+            return Err(TruthError::Value { path, key, found, expected: "GiB, or 0 for none" });
+        }
+        Ok(Some(truth))
+    }
+
+    /// Puts what the file tells into the trace.
+    pub(super) fn complete(self, trace: &mut Trace) {
+        let header = &mut trace.header;
+        header.device.total_bytes = self.total_memory;
+        header.device.name = self.gpu;
+        header.source.version = self.torch;
+        if header.settings.is_none() {
+            header.settings = self.conf;
+        }
+        if let (Some(cap), Some(total)) = (self.cap_gib, self.total_memory)
+            && cap > 0.0
+        {
+            // As the recording scripts set it: a fraction, of which the allocator takes the floor.
+            let fraction = cap * GIB as f64 / total as f64;
+            header.limit_bytes = Some(share_of(total, fraction));
+        }
+        if let Some(recording) = &mut trace.recording {
+            recording.truth = Some(Truth {
+                stats: self.stats,
+                outcome: self.outcome,
+                peak_stats_reset: self.peak_stats_reset,
+            });
+        }
+    }
+}
+
+/// A limit that the settings themselves give: floor(fraction × total) for fractions below 1
+/// (specs/pytorch_caching.md 7.3). Returns a warning if the total is not known.
+pub(super) fn limit_from_settings(trace: &mut Trace) -> Option<String> {
+    let settings = trace.header.settings.as_deref()?;
+    let fraction = fraction_in(settings).filter(|fraction| (0.0..1.0).contains(fraction))?;
+    match trace.header.device.total_bytes {
+        Some(total) => {
+            trace.header.limit_bytes = Some(share_of(total, fraction));
+            None
+        }
+        None => Some(format!(
+            "the settings limit memory to {fraction} of the device, whose total is not known: \
+             give --limit"
+        )),
+    }
+}
+
+/// `per_process_memory_fraction` in a settings string; given twice, the last holds (7.1).
+fn fraction_in(settings: &str) -> Option<f64> {
+    let value = settings.split(',').rev().find_map(|item| {
+        let (key, value) = item.split_once(':')?;
+        (key.trim() == "per_process_memory_fraction").then_some(value)
+    });
+    value?.trim().parse().ok()
+}
+
+fn share_of(total_bytes: u64, fraction: f64) -> u64 {
+    (fraction * total_bytes as f64).floor() as u64
+}
+
+/// `dir/NAME.pickle.gz` → `dir/NAME.truth.json`.
+fn truth_path(snapshot: &Path) -> Option<PathBuf> {
+    let name = snapshot_name(snapshot)?;
+    Some(snapshot.with_file_name(format!("{name}.truth.json")))
+}
+
+/// The NAME of `NAME.pickle.gz`; nothing for standard input.
+pub(super) fn snapshot_name(path: &Path) -> Option<String> {
+    let file = path.file_name()?.to_str()?;
+    if file == "-" {
+        return None;
+    }
+    let stem = [".gz", ".zst"].iter().find_map(|end| file.strip_suffix(end)).unwrap_or(file);
+    let name = match stem.rsplit_once('.') {
+        Some((name, _)) if !name.is_empty() => name,
+        _ => stem,
+    };
+    Some(name.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_truth_lies_beside_the_snapshot() {
+        let path = |text: &str| truth_path(Path::new(text));
+        let expected = Some(PathBuf::from("runs/llama.cap34.truth.json"));
+        assert_eq!(path("runs/llama.cap34.pickle.gz"), expected);
+        assert_eq!(path("runs/llama.cap34.pickle"), expected);
+        assert_eq!(path("runs/llama.cap34.pkl.zst"), expected);
+        assert_eq!(path("-"), None);
+    }
+
+    #[test]
+    fn a_fraction_is_found_among_other_settings() {
+        let settings = "garbage_collection_threshold:0.4, per_process_memory_fraction : 0.5";
+        assert_eq!(fraction_in(settings), Some(0.5));
+        assert_eq!(fraction_in("max_split_size_mb:40"), None);
+        assert_eq!(
+            fraction_in("per_process_memory_fraction:0.5,per_process_memory_fraction:0.7"),
+            Some(0.7)
+        );
+    }
+}

@@ -1,0 +1,122 @@
+//! An independent check of an allocator's contract, from nothing but its log (`--paranoid`).
+//!
+//! Shares no code with any allocator: two ordered maps, one of segments, one of blocks in use.
+
+use std::collections::BTreeMap;
+
+use super::Sink;
+use crate::alloc::{ALIGNMENT_BYTES, Action, ActionKind, Levels};
+
+/// The first breach of the contract.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Breach {
+    /// Event during or after which it showed.
+    pub event_index: u64,
+    /// What was broken.
+    pub message: String,
+}
+
+/// The shadow map.
+#[derive(Clone, Debug, Default)]
+pub struct Shadow {
+    /// Device memory held: base → end.
+    segments: BTreeMap<u64, u64>,
+    /// Blocks in use or waiting: address → end.
+    blocks: BTreeMap<u64, u64>,
+    breach: Option<Breach>,
+}
+
+impl Shadow {
+    /// The first breach, if any.
+    pub fn breach(&self) -> Option<&Breach> {
+        self.breach.as_ref()
+    }
+
+    fn report(&mut self, event_index: u64, message: String) {
+        self.breach.get_or_insert(Breach { event_index, message });
+    }
+
+    fn alloc(&mut self, event_index: u64, action: Action) {
+        let (start, end) = (action.address, action.address.saturating_add(action.size_bytes));
+        if start % ALIGNMENT_BYTES != 0 {
+            let message = format!("block at {start:#x} is not aligned to {ALIGNMENT_BYTES}");
+            self.report(event_index, message);
+        }
+        if overlaps(&self.blocks, start, end) {
+            self.report(event_index, format!("block at {start:#x} overlaps one in use"));
+        }
+        let held = self.segments.range(..=start).next_back();
+        if held.is_none_or(|(_, &segment_end)| segment_end < end) {
+            let message = format!("block {start:#x}..{end:#x} lies outside the memory held");
+            self.report(event_index, message);
+        }
+        self.blocks.insert(start, end);
+    }
+
+    fn segment_alloc(&mut self, event_index: u64, action: Action) {
+        let (start, end) = (action.address, action.address.saturating_add(action.size_bytes));
+        if overlaps(&self.segments, start, end) {
+            self.report(event_index, format!("segment at {start:#x} overlaps another"));
+        }
+        self.segments.insert(start, end);
+    }
+
+    fn segment_free(&mut self, event_index: u64, action: Action) {
+        let (start, end) = (action.address, action.address.saturating_add(action.size_bytes));
+        if overlaps(&self.blocks, start, end) {
+            let message = format!("segment at {start:#x} was returned with a block in use");
+            self.report(event_index, message);
+        }
+        if self.segments.remove(&start) != Some(end) {
+            self.report(event_index, format!("segment at {start:#x} was returned but not held"));
+        }
+    }
+}
+
+fn overlaps(ranges: &BTreeMap<u64, u64>, start: u64, end: u64) -> bool {
+    ranges.range(..end).next_back().is_some_and(|(_, &below_end)| below_end > start)
+}
+
+impl Sink for Shadow {
+    const LOG: bool = true;
+    const LEVELS: bool = true;
+
+    fn action(&mut self, event_index: u64, action: Action) {
+        match action.kind {
+            ActionKind::Alloc => self.alloc(event_index, action),
+            ActionKind::FreeCompleted => {
+                if self.blocks.remove(&action.address).is_none() {
+                    let message = format!("{:#x} completed but was not in use", action.address);
+                    self.report(event_index, message);
+                }
+            }
+            ActionKind::SegmentAlloc => self.segment_alloc(event_index, action),
+            ActionKind::SegmentFree => self.segment_free(event_index, action),
+            ActionKind::FreeRequested
+            | ActionKind::SegmentMap
+            | ActionKind::SegmentUnmap
+            | ActionKind::Oom
+            | ActionKind::EmptyCache
+            | ActionKind::DeviceRefused => {}
+        }
+    }
+
+    fn after_event(&mut self, event: u64, requested_bytes: u64, levels: Levels, _device_ns: u64) {
+        let held: u64 = self.segments.iter().map(|(start, end)| end - start).sum();
+        let Levels { allocated_bytes, active_bytes, reserved_bytes } = levels;
+        let ordered = requested_bytes <= allocated_bytes
+            && allocated_bytes <= active_bytes
+            && active_bytes <= reserved_bytes;
+        if !ordered {
+            let message = format!(
+                "requested {requested_bytes} <= allocated {allocated_bytes} <= active \
+                 {active_bytes} <= reserved {reserved_bytes} does not hold"
+            );
+            self.report(event, message);
+        }
+        if held != reserved_bytes {
+            let message = format!("reserved is {reserved_bytes}, the segments held are {held}");
+            self.report(event, message);
+        }
+    }
+}

@@ -1,0 +1,846 @@
+//! Importers: torch snapshots, the truth beside them, RMM logs.
+//!
+//! Fixtures and the digests of the recordings come from CPython's own pickle module: see
+//! `tests/import/make_fixtures.py`.
+
+use std::fs::File;
+use std::io::{Cursor, Read};
+use std::path::{Path, PathBuf};
+
+use flate2::read::MultiGzDecoder;
+use fraglab::import::{
+    ImportError, Imported, RawBlockState, ReadOptions, import_rmm_csv, import_snapshot,
+    read_rmm_csv, read_torch_snapshot, trace_from_snapshot,
+};
+use fraglab::trace::{EntryKind, Op, RecordedKind, Trace, recorded_entries};
+use fraglab::units::BlockId;
+
+use crate::common::{Rng, shared_dir};
+
+const BASE: u64 = 0x7f00_0000_0000;
+
+fn fixture(name: &str) -> Vec<u8> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/import").join(name);
+    std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// Imports a pickle that has no truth file beside it.
+fn import(pickle: &[u8]) -> Result<Imported, ImportError> {
+    import_on(pickle, None)
+}
+
+fn import_on(pickle: &[u8], gpu: Option<u32>) -> Result<Imported, ImportError> {
+    import_snapshot(Path::new("-"), pickle, &ReadOptions { gpu })
+}
+
+fn error_of(pickle: &[u8]) -> String {
+    import(pickle).expect_err("must not be read").to_string()
+}
+
+fn ops(trace: &Trace) -> Vec<Op> {
+    trace.events.iter().map(|event| event.op).collect()
+}
+
+fn open_recording(dir: &Path, name: &str) -> (PathBuf, MultiGzDecoder<File>) {
+    let path = dir.join(format!("{name}.pickle.gz"));
+    let file = File::open(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    (path, MultiGzDecoder::new(file))
+}
+
+fn import_recording(dir: &Path, name: &str) -> Imported {
+    let (path, reader) = open_recording(dir, name);
+    import_snapshot(&path, reader, &ReadOptions::default())
+        .unwrap_or_else(|error| panic!("{error}"))
+}
+
+// ------------------------------------------------------------------------------ recordings
+
+/// The digest that `make_fixtures.py` computes from what CPython reads.
+fn digest(trace: &Trace) -> (usize, String) {
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    let mut count = 0;
+    for entry in recorded_entries(trace) {
+        let action = match entry.kind {
+            EntryKind::Alloc => 0,
+            EntryKind::FreeRequested => 1,
+            EntryKind::FreeCompleted => 2,
+            EntryKind::SegmentAlloc => 3,
+            EntryKind::SegmentFree => 4,
+            EntryKind::SegmentMap => 5,
+            EntryKind::SegmentUnmap => 6,
+            EntryKind::Oom => 7,
+        };
+        let stream = trace.streams[entry.stream.index()].handle;
+        for word in [action, entry.address, entry.size_bytes, stream] {
+            hash = (hash ^ word).wrapping_mul(0x0100_0000_01b3);
+        }
+        count += 1;
+    }
+    (count, format!("{hash:016x}"))
+}
+
+#[test]
+fn every_recording_can_be_rebuilt_exactly_from_its_trace() {
+    let Some(dir) = shared_dir() else { return };
+    let table = String::from_utf8(fixture("recordings.csv")).unwrap();
+    let mut seen = 0;
+    for row in table.lines().skip(1) {
+        let [name, entries, missing, expected] =
+            row.split(',').collect::<Vec<_>>().try_into().unwrap();
+        let Imported { trace, warnings } = import_recording(&dir, name);
+        let (count, digest) = digest(&trace);
+        assert_eq!(count.to_string(), entries, "{name}: number of entries");
+        assert_eq!(digest, expected, "{name}: entries in order");
+        assert_eq!(trace.header.history.frees_without_alloc.to_string(), missing, "{name}");
+        assert_eq!(trace.header.name, name);
+        let expected_warnings = usize::from(missing != "0");
+        assert_eq!(warnings.len(), expected_warnings, "{name}: {warnings:?}");
+        check_replayable(&trace, name);
+        seen += 1;
+    }
+    assert_eq!(seen, 60);
+}
+
+/// What the replay loop relies on, checked apart from the importer.
+fn check_replayable(trace: &Trace, name: &str) {
+    #[derive(Clone, Copy, PartialEq, Debug)]
+    enum Life {
+        New,
+        Live,
+        Deferred,
+        Gone,
+    }
+    let mut lives = vec![Life::New; trace.blocks.len()];
+    let mut time_ns = 0;
+    for (index, event) in trace.events.iter().enumerate() {
+        assert!(event.time_ns >= time_ns, "{name}: time goes back at event {index}");
+        time_ns = event.time_ns;
+        let (block, from, to) = match event.op {
+            Op::Alloc(block) => (block, Life::New, Life::Live),
+            Op::Attempt(block) => (block, Life::New, Life::Gone),
+            Op::Free(block) => (block, Life::Live, Life::Gone),
+            Op::Defer(block) => (block, Life::Live, Life::Deferred),
+            Op::Done(block) => (block, Life::Deferred, Life::Gone),
+            _ => continue,
+        };
+        assert_eq!(lives[block.index()], from, "{name}: event {index} {:?}", event.op);
+        lives[block.index()] = to;
+    }
+    let recording = trace.recording.as_ref().unwrap();
+    assert_eq!(recording.block_addresses.len(), trace.blocks.len());
+    assert!(recording.actions.is_sorted_by_key(|action| action.event));
+    assert!(recording.actions.iter().all(|a| (a.event as usize) < trace.events.len()));
+    assert!(trace.blocks.iter().all(|block| block.size_bytes > 0));
+}
+
+#[test]
+fn the_truth_beside_a_recording_fills_the_header() {
+    let Some(dir) = shared_dir() else { return };
+    let trace = import_recording(&dir, "llama-3b-recompute.cap34").trace;
+    let header = &trace.header;
+    assert_eq!(header.device.total_bytes, Some(150_109_880_320));
+    assert_eq!(header.device.name.as_deref(), Some("NVIDIA H200"));
+    assert_eq!(header.source.version.as_deref(), Some("2.11.0+cu130"));
+    // 34 GiB, through the fraction in double arithmetic.
+    assert_eq!(header.limit_bytes, Some(36_507_222_016));
+    assert_eq!(header.settings.as_deref(), Some(""));
+    let truth = trace.recording.unwrap().truth.unwrap();
+    assert_eq!(truth.outcome.as_deref(), Some("ok"));
+    assert_eq!(truth.stats["num_alloc_retries"], 1);
+    assert!(!truth.peak_stats_reset);
+
+    let trace = import_recording(&dir, "random.expandable.gc30").trace;
+    // 0.7 of 4 GiB, rounded down.
+    assert_eq!(trace.header.limit_bytes, Some(3_006_477_107));
+    let trace = import_recording(&dir, "llama-1b-zero3.rank1").trace;
+    assert_eq!(trace.header.device.index, Some(1), "the only device with a history");
+    assert_eq!(trace.header.limit_bytes, None);
+    let truth = import_recording(&dir, "deepspeed-opt-1-3b-N.rank0").trace.recording.unwrap().truth;
+    assert!(truth.unwrap().peak_stats_reset);
+}
+
+#[test]
+fn phases_and_sites_of_a_recording_are_there() {
+    let Some(dir) = shared_dir() else { return };
+    let trace = import_recording(&dir, "tiny.stacks").trace;
+    // As the truth file of `tiny` lists them; nothing is allocated in the other phases.
+    let phases: Vec<&str> = trace.phases.iter().map(String::as_str).collect();
+    assert!(phases.starts_with(&["step0.data", "step0.forward", "step0.backward"]), "{phases:?}");
+    let marks = ops(&trace).iter().filter(|op| matches!(op, Op::Mark(_))).count();
+    assert_eq!(marks, phases.len(), "each phase of this run starts once");
+    let site = trace.blocks[2].site;
+    let label = trace.site_label(site).unwrap();
+    assert!(label.contains("site-packages/torch/nn/modules/module.py:"), "{label}");
+    assert!(trace.sites.stacks.len() < trace.blocks.len() / 2, "stacks are interned");
+}
+
+// -------------------------------------------------------------------------------- dialects
+
+/// What the `snapshot()` of `make_fixtures.py` must become.
+fn check_fixture(trace: &Trace) {
+    let b = BlockId;
+    let marks: Vec<String> = trace
+        .events
+        .iter()
+        .filter_map(|event| match event.op {
+            Op::Mark(phase) => Some(trace.phases[phase.index()].clone()),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(marks, ["step0.forward", "step0.backward", "step0.forward"]);
+    let without_marks: Vec<Op> =
+        ops(trace).into_iter().filter(|op| !matches!(op, Op::Mark(_))).collect();
+    let expected = [
+        Op::Alloc(b(0)),
+        Op::Alloc(b(1)),
+        Op::Defer(b(1)),
+        Op::Free(b(0)),
+        Op::Done(b(1)),
+        Op::Alloc(b(2)),
+        Op::Attempt(b(3)),
+    ];
+    assert_eq!(without_marks, expected);
+    let sizes: Vec<u64> = trace.blocks.iter().map(|block| block.size_bytes).collect();
+    assert_eq!(sizes, [1000, 300, 70000, 3 << 40]);
+    let handles: Vec<u64> =
+        trace.blocks.iter().map(|block| trace.streams[block.stream.index()].handle).collect();
+    assert_eq!(handles, [0, 0x5566_7788_9900, 0, 0]);
+    let labels: Vec<_> =
+        trace.blocks.iter().map(|block| trace.site_label(block.site).unwrap()).collect();
+    assert_eq!(labels[0], "forward (model.py:12)");
+    assert_eq!(labels[2], "main (train.py:70000)");
+    assert_eq!(trace.blocks[0].site, trace.blocks[1].site, "one stack, shared");
+    let addresses = &trace.recording.as_ref().unwrap().block_addresses;
+    assert_eq!(addresses, &[BASE, BASE + 1024, BASE, 0]);
+    assert_eq!(trace.header.settings.as_deref(), Some("garbage_collection_threshold:0.8"));
+    assert_eq!(trace.header.device.index, Some(1));
+    assert_eq!(trace.header.start_unix_ns, Some(1_795_964_913_482_800_000));
+    // The oom is the tenth entry, 7 µs after another.
+    assert_eq!(trace.events.last().unwrap().time_ns, 9 * 7_000);
+    let oom = trace.recording.as_ref().unwrap().actions.last().unwrap();
+    assert_eq!((oom.kind, oom.address, oom.size_bytes), (RecordedKind::Oom, 123_456_789, 3 << 40));
+}
+
+#[test]
+fn pickles_of_every_protocol_and_dialect_say_the_same() {
+    for name in [
+        "protocol2.pickle",
+        "protocol3.pickle",
+        "protocol4.pickle",
+        "protocol5.pickle",
+        "cpp.pickle",
+        "odd/same_list_twice.pickle",
+    ] {
+        let imported = import_on(&fixture(name), Some(1));
+        let Imported { trace, warnings } = imported.unwrap_or_else(|e| panic!("{name}: {e}"));
+        assert!(warnings.is_empty(), "{name}: {warnings:?}");
+        check_fixture(&trace);
+        check_replayable(&trace, name);
+    }
+}
+
+#[test]
+fn segments_blocks_settings_and_annotations_stay_in_the_raw_snapshot() {
+    for name in ["protocol4.pickle", "cpp.pickle"] {
+        let raw = read_torch_snapshot(fixture(name).as_slice()).unwrap();
+        let [segment] = raw.segments.as_slice() else { panic!("one segment") };
+        assert_eq!((segment.address, segment.total_bytes, segment.device), (BASE, 2_097_152, 1));
+        assert!(!segment.large && !segment.expandable && segment.pool_id == (0, 0));
+        let blocks: Vec<_> =
+            segment.blocks.iter().map(|b| (b.size_bytes, b.requested_bytes, b.state)).collect();
+        assert_eq!(
+            blocks,
+            [(70144, 70000, RawBlockState::Allocated), (2_027_008, 0, RawBlockState::Inactive)]
+        );
+        let settings = raw.settings.as_ref().unwrap();
+        assert_eq!((settings.max_split_bytes, settings.gc_threshold), (None, 0.8));
+        assert_eq!(settings.roundup_divisions.len(), 16);
+        let notes: Vec<_> =
+            raw.annotations.iter().map(|a| (raw.annotation_name(a), a.start, a.device)).collect();
+        assert_eq!(
+            notes,
+            [("ProfilerStep#0".into(), true, 1), ("ProfilerStep#0".into(), false, 1)]
+        );
+    }
+}
+
+#[test]
+fn a_dict_that_stands_twice_is_two_entries() {
+    let trace = import(&fixture("odd/same_dict_twice.pickle")).unwrap().trace;
+    let kinds: Vec<_> = recorded_entries(&trace).map(|entry| entry.kind).collect();
+    // The third entry, a segment_alloc again, ends the history without an event to stand before.
+    assert_eq!(kinds, [EntryKind::SegmentAlloc, EntryKind::Alloc]);
+}
+
+#[test]
+fn cycles_are_harmless() {
+    let trace = import(&fixture("odd/cyclic.pickle")).unwrap().trace;
+    assert_eq!(trace.blocks.len(), 4);
+    // A list of frames that holds itself has no frames.
+    assert_eq!(trace.site_label(trace.blocks[0].site), None);
+    // A top-level list that holds itself: ] MEMOIZE BINGET 0 APPEND.
+    let error = error_of(b"\x80\x04]\x94h\x00a.");
+    assert!(error.contains("segment 0: a container"), "{error}");
+}
+
+#[test]
+fn a_stack_that_comes_in_batches_is_whole() {
+    let trace = import(&fixture("odd/long_stack.pickle")).unwrap().trace;
+    let stack = &trace.sites.stacks[trace.blocks[0].site.index()];
+    assert_eq!(stack.len(), 2500);
+    let last = &trace.sites.frames[stack[2499].index()];
+    assert_eq!((last.name.as_str(), last.line), ("f2499", 2499));
+}
+
+#[test]
+fn containers_filled_after_they_were_shared_are_whole() {
+    // {'segments': [], 'device_traces': [D]} where the trace D, its entry E, the entry's stack S and
+    // the frame F are each in the memo and in their parents before a single item is in them, and
+    // are filled item by item afterwards, from the innermost out.
+    let mut p = PickleWriter::new();
+    p.raw(b"}q\x00");
+    p.text("segments").raw(b"]s");
+    p.text("device_traces").raw(b"]q\x01s");
+    p.raw(b"h\x01]q\x02a0"); // D appended empty, then dropped from the stack
+    p.raw(b"h\x02}q\x03a0"); // E
+    p.raw(b"h\x03").text("frames").raw(b"]q\x04s0"); // S
+    p.raw(b"h\x04}q\x05a0"); // F
+    p.raw(b"h\x05").text("name").text("late").raw(b"s");
+    p.text("filename").text("late.py").raw(b"s").text("line").int(7).raw(b"s0");
+    p.raw(b"h\x03").text("size").int(512).raw(b"s").text("addr").int(BASE as i64).raw(b"s");
+    p.text("action").text("alloc").raw(b"s0");
+    let trace = import(&p.finish()).unwrap().trace;
+    assert_eq!(ops(&trace), [Op::Alloc(BlockId(0))]);
+    assert_eq!(trace.site_label(trace.blocks[0].site).as_deref(), Some("late (late.py:7)"));
+}
+
+#[test]
+fn a_bare_list_of_segments_has_no_history() {
+    let Imported { trace, warnings } = import(&fixture("odd/segments_only.pickle")).unwrap();
+    assert!(trace.events.is_empty());
+    assert!(warnings[0].contains("no history"), "{warnings:?}");
+    let raw = read_torch_snapshot(fixture("odd/segments_only.pickle").as_slice()).unwrap();
+    assert_eq!(raw.segments[0].blocks.len(), 2);
+}
+
+// -------------------------------------------------------------------------- what is refused
+
+#[test]
+fn opcodes_that_need_code_are_refused_with_their_place() {
+    let cases: [(&[u8], &str); 12] = [
+        (b"\x80\x02cos\nsystem\nX\x02\0\0\0ls\x85R.", "byte 2: GLOBAL \"os.system\""),
+        (b"\x80\x02}cbuiltins\neval\n.", "byte 3: GLOBAL \"builtins.eval\""),
+        (b"\x80\x02ctorch.jit._pickle\nbuild_tensor_from_id\n.", "byte 2: GLOBAL"),
+        (b"\x80\x04\x8c\x02os\x8c\x06system\x93.", "byte 14: STACK_GLOBAL \"os.system\""),
+        (b"\x80\x02](ios\nsystem\n.", "byte 4: INST \"os.system\""),
+        (b"\x80\x02N)R.", "byte 4: REDUCE"),
+        (b"\x80\x02}}b.", "byte 4: BUILD"),
+        (b"\x80\x02N)\x81.", "byte 4: NEWOBJ"),
+        (b"\x80\x04N)}\x92.", "byte 5: NEWOBJ_EX"),
+        (b"\x80\x02\x82\x01.", "byte 2: EXT1"),
+        (b"\x80\x02Nq\x00Q.", "byte 5: BINPERSID"),
+        (b"\x80\x02(o.", "byte 3: OBJ"),
+    ];
+    for (pickle, expected) in cases {
+        let error = error_of(pickle);
+        assert!(error.starts_with(&format!("-: {expected}")), "{error}\nshould name {expected}");
+        assert!(error.contains("refused"), "{error}");
+    }
+}
+
+#[test]
+fn damaged_pickles_name_place_and_expectation() {
+    let cases: [(&[u8], &str); 14] = [
+        (b"", "byte 0: an empty file; expected a pickle of protocol 2 to 5"),
+        (b"(dp0\n.", "byte 0: byte 0x28; expected a pickle of protocol 2 to 5"),
+        (b"\x80\x06N.", "byte 0: pickle protocol 6"),
+        (b"\x80\x04\xff", "byte 2: byte 0xff is no pickle opcode"),
+        (b"\x80\x04]", "byte 3: the file ends here"),
+        (b"\x80\x04\x8c\x09abc", "byte 7: the file ends here"),
+        (b"\x80\x04.", "byte 2: an opcode that takes more values than there are"),
+        (b"\x80\x04u", "byte 2: an opcode that needs a MARK"),
+        (b"\x80\x04h\x07.", "byte 2: memo entry 7"),
+        (b"\x80\x04}(K\x01u.", "byte 6: a key without a value"),
+        (b"\x80\x04]K\x01K\x02s.", "byte 7: keys set in a list"),
+        (b"\x80\x04}K\x01a.", "byte 5: items appended to a dict"),
+        (b"\x80\x04K\x05K\x01a.", "byte 6: items for 5"),
+        (b"\x80\x04I5\n.", "byte 2: INT: nothing in a snapshot needs protocol 0"),
+    ];
+    for (pickle, expected) in cases {
+        let error = error_of(pickle);
+        assert!(error.contains(expected), "{error}\nshould contain {expected}");
+    }
+    let deep: Vec<u8> = [b"\x80\x04".as_slice(), &[b'('; 5000]].concat();
+    assert!(error_of(&deep).contains("byte 1002: containers nested more than 1000 deep"));
+}
+
+#[test]
+fn other_pickles_say_what_they_hold() {
+    let error = error_of(b"\x80\x04}\x8c\x05modelK\x01s.");
+    assert!(error.contains("a dict with the keys \"model\"; expected the dict with"), "{error}");
+    assert!(error_of(b"\x80\x04K\x05.").contains("the pickle holds 5; expected the dict"));
+    let mut p = PickleWriter::new();
+    p.raw(b"}(").text("segments").raw(b"N").text("device_traces").raw(b"]u");
+    assert!(error_of(&p.finish()).contains("'segments' is None; expected a list of segments"));
+    let error = error_of(&snapshot(&[&[("alloc", BASE, -1)]]));
+    assert!(error.contains("\"size\" is -1; expected a number of bytes"), "{error}");
+    let mut p = PickleWriter::new();
+    p.raw(b"}(").text("segments").raw(b"]").text("device_traces").raw(b"](](}(");
+    p.text("action").text("alloc").text("size").int(5).raw(b"ueeu");
+    let error = error_of(&p.finish());
+    assert!(error.contains("entry 0 of GPU 0: no \"addr\"; expected 'addr' and 'size'"), "{error}");
+}
+
+#[test]
+fn lengths_that_lie_do_not_allocate() {
+    let cases: [&[u8]; 7] = [
+        b"\x80\x04X\xff\xff\xff\xffab",
+        b"\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\xffab",
+        b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7fab",
+        b"\x80\x04B\xff\xff\xff\xffab",
+        b"\x80\x04\x8b\xff\xff\xff\x7fab",
+        b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\xff",
+        b"\x80\x04\x8b\x00\x00\x00\x80ab",
+    ];
+    for pickle in cases {
+        let error = error_of(pickle);
+        assert!(
+            error.contains("ends here") || error.contains("an integer of -2147483648"),
+            "{error}"
+        );
+    }
+    // Memo indices far apart: each costs one entry, none a table up to it.
+    let mut p = PickleWriter::new();
+    p.raw(b"}");
+    for k in 0..2000_u32 {
+        p.raw(b"r").raw(&(u32::MAX - k * 1_000_003).to_le_bytes());
+    }
+    p.raw(b"(").text("segments").raw(b"]").text("device_traces").raw(b"]u");
+    p.raw(b"j").raw(&u32::MAX.to_le_bytes());
+    assert!(import(&p.finish()).unwrap().trace.events.is_empty());
+}
+
+#[test]
+fn truncations_and_flipped_bits_never_panic() {
+    let whole = fixture("protocol4.pickle");
+    let cpp = fixture("cpp.pickle");
+    let mut rng = Rng(7);
+    for pickle in [&whole, &cpp] {
+        for length in 0..pickle.len() - 1 {
+            let error = error_of(&pickle[..length]);
+            assert!(error.contains("byte "), "{error}");
+        }
+        for at in 0..pickle.len() {
+            let mut damaged = pickle.clone();
+            damaged[at] ^= 1 << rng.below(8);
+            let _ = import(&damaged);
+        }
+    }
+}
+
+#[test]
+fn damage_to_a_real_snapshot_never_panics() {
+    let Some(dir) = shared_dir() else { return };
+    let packed = std::fs::read(dir.join("tiny.pickle.gz")).unwrap();
+    let mut whole = Vec::new();
+    MultiGzDecoder::new(packed.as_slice()).read_to_end(&mut whole).unwrap();
+    let mut rng = Rng(20_261_129);
+    for _ in 0..1500 {
+        let length = rng.below(whole.len());
+        assert!(import(&whole[..length]).is_err(), "cut at {length}");
+        let mut damaged = whole.clone();
+        for _ in 0..=rng.below(3) {
+            damaged[rng.below(whole.len())] ^= 1 << rng.below(8);
+        }
+        if let Ok(Imported { trace, .. }) = import(&damaged) {
+            assert!(trace.events.len() <= 2 * 3827, "no more events than entries and phases");
+            check_replayable_events(&trace);
+        }
+    }
+    for _ in 0..500 {
+        let cut = &packed[..rng.below(packed.len())];
+        let read =
+            import_snapshot(Path::new("-"), MultiGzDecoder::new(cut), &ReadOptions::default());
+        assert!(read.is_err(), "cut at {}", cut.len());
+        let mut damaged = packed.clone();
+        damaged[rng.below(packed.len())] ^= 1 << rng.below(8);
+        let damaged = MultiGzDecoder::new(damaged.as_slice());
+        let _ = import_snapshot(Path::new("-"), damaged, &ReadOptions::default());
+    }
+}
+
+/// Damage may change what a trace says, never whether it makes sense.
+fn check_replayable_events(trace: &Trace) {
+    check_replayable(trace, "damaged");
+    assert!(recorded_entries(trace).count() >= trace.blocks.len().saturating_sub(1) / 2);
+}
+
+// ------------------------------------------------------------- groups between two operations
+
+/// Writes pickles of protocol 2 by hand.
+struct PickleWriter(Vec<u8>);
+
+impl PickleWriter {
+    fn new() -> Self {
+        PickleWriter(b"\x80\x02".to_vec())
+    }
+
+    fn raw(&mut self, bytes: &[u8]) -> &mut Self {
+        self.0.extend_from_slice(bytes);
+        self
+    }
+
+    fn text(&mut self, text: &str) -> &mut Self {
+        self.raw(b"X").raw(&(text.len() as u32).to_le_bytes()).raw(text.as_bytes())
+    }
+
+    fn int(&mut self, int: i64) -> &mut Self {
+        self.raw(b"\x8a\x08").raw(&int.to_le_bytes())
+    }
+
+    fn finish(&mut self) -> Vec<u8> {
+        self.raw(b".");
+        std::mem::take(&mut self.0)
+    }
+}
+
+/// A snapshot with one trace per device, an entry being (action, addr, size).
+fn snapshot(devices: &[&[(&str, u64, i64)]]) -> Vec<u8> {
+    let mut p = PickleWriter::new();
+    p.raw(b"}(").text("segments").raw(b"]").text("device_traces").raw(b"](");
+    let mut time_us = 1_000_000;
+    for entries in devices {
+        p.raw(b"](");
+        for &(action, addr, size) in *entries {
+            let key = if action == "oom" { "device_free" } else { "addr" };
+            p.raw(b"}(").text("action").text(action).text(key).int(addr as i64);
+            p.text("size").int(size).text("stream").int(0).text("time_us").int(time_us);
+            p.raw(b"u");
+            time_us += 1;
+        }
+        p.raw(b"e");
+    }
+    p.raw(b"eu");
+    p.finish()
+}
+
+/// Two blocks at 1 and 2, then both deferred.
+const TWO_DEFERRED: [(&str, u64, i64); 5] = [
+    ("segment_alloc", 1, 2048),
+    ("alloc", 1, 512),
+    ("alloc", 2, 512),
+    ("free_requested", 1, 512),
+    ("free_requested", 2, 512),
+];
+
+/// Events after [`TWO_DEFERRED`] and `more`, and the actions inside them by event; and that the
+/// recording can be rebuilt from them.
+fn read_group(more: &[(&str, u64, i64)]) -> (Vec<Op>, Vec<(u32, RecordedKind)>) {
+    let entries: Vec<_> = TWO_DEFERRED.iter().chain(more).copied().collect();
+    let trace = import(&snapshot(&[&entries])).unwrap().trace;
+    let rebuilt: Vec<_> =
+        recorded_entries(&trace).map(|entry| (entry.kind, entry.address)).collect();
+    let kind = |action: &str| match action {
+        "alloc" => EntryKind::Alloc,
+        "free_requested" => EntryKind::FreeRequested,
+        "free_completed" => EntryKind::FreeCompleted,
+        "segment_alloc" => EntryKind::SegmentAlloc,
+        "segment_free" => EntryKind::SegmentFree,
+        "segment_map" => EntryKind::SegmentMap,
+        "segment_unmap" => EntryKind::SegmentUnmap,
+        _ => EntryKind::Oom,
+    };
+    let expected: Vec<_> = entries.iter().map(|&(action, addr, _)| (kind(action), addr)).collect();
+    assert_eq!(rebuilt, expected);
+    check_replayable(&trace, "group");
+    let actions = &trace.recording.as_ref().unwrap().actions;
+    let actions = actions.iter().skip(1).map(|a| (a.event - 4, a.kind)).collect();
+    (ops(&trace).split_off(4), actions)
+}
+
+const B0: BlockId = BlockId(0);
+const B1: BlockId = BlockId(1);
+const B2: BlockId = BlockId(2);
+
+#[test]
+fn completions_before_a_plain_alloc_stand_before_it() {
+    let (ops, actions) =
+        read_group(&[("free_completed", 1, 512), ("segment_alloc", 9, 2048), ("alloc", 9, 512)]);
+    assert_eq!(ops, [Op::Done(B0), Op::Alloc(B2)]);
+    assert_eq!(actions, [(1, RecordedKind::SegmentAlloc)]);
+}
+
+#[test]
+fn a_release_without_a_malloc_is_an_empty_cache() {
+    let group = [("free_completed", 1, 512), ("free_completed", 2, 512), ("segment_free", 5, 64)];
+    let expected = [Op::EmptyCache, Op::Done(B0), Op::Done(B1)];
+    let inside = [
+        (0, RecordedKind::FreeCompleted),
+        (0, RecordedKind::FreeCompleted),
+        (0, RecordedKind::SegmentFree),
+    ];
+    let (ops, actions) = read_group(&group);
+    assert_eq!((ops.as_slice(), actions.as_slice()), (&expected[..], &inside[..]));
+    // An alloc that obtains nothing cannot have released anything: the same, then the alloc.
+    let (ops, actions) = read_group(&[&group[..], &[("alloc", 1, 512)]].concat());
+    assert_eq!(ops[..3], expected);
+    assert_eq!(ops[3], Op::Alloc(B2));
+    assert_eq!(actions, inside);
+}
+
+#[test]
+fn completions_after_the_last_release_of_an_empty_cache_belong_to_the_alloc() {
+    let (ops, actions) = read_group(&[
+        ("segment_unmap", 5, 64),
+        ("free_completed", 1, 512),
+        ("free_completed", 2, 512),
+        ("alloc", 1, 512),
+    ]);
+    assert_eq!(ops, [Op::EmptyCache, Op::Done(B0), Op::Done(B1), Op::Alloc(B2)]);
+    assert_eq!(actions, [(0, RecordedKind::SegmentUnmap)]);
+}
+
+#[test]
+fn a_malloc_that_released_and_obtained_waited_for_all() {
+    let (ops, actions) = read_group(&[
+        ("free_completed", 1, 512),
+        ("free_completed", 2, 512),
+        ("segment_free", 5, 64),
+        ("segment_alloc", 9, 2048),
+        ("alloc", 9, 512),
+    ]);
+    assert_eq!(ops, [Op::Alloc(B2), Op::Done(B0), Op::Done(B1)]);
+    assert_eq!(actions.iter().filter(|(event, _)| *event == 0).count(), 4);
+}
+
+#[test]
+fn completions_that_leave_others_deferred_come_from_no_wait() {
+    let (ops, actions) = read_group(&[
+        ("free_completed", 1, 512),
+        ("segment_free", 5, 64),
+        ("segment_alloc", 9, 2048),
+        ("alloc", 9, 512),
+    ]);
+    assert_eq!(ops, [Op::Done(B0), Op::Alloc(B2)]);
+    assert_eq!(actions, [(1, RecordedKind::SegmentFree), (1, RecordedKind::SegmentAlloc)]);
+}
+
+#[test]
+fn completions_on_both_sides_of_a_release_are_told_apart() {
+    let (ops, actions) = read_group(&[
+        ("free_completed", 1, 512),
+        ("segment_free", 5, 64),
+        ("free_completed", 2, 512),
+        ("segment_free", 6, 64),
+        ("segment_alloc", 9, 2048),
+        ("alloc", 9, 512),
+    ]);
+    assert_eq!(ops, [Op::Done(B0), Op::Alloc(B2), Op::Done(B1)]);
+    assert_eq!(actions.len(), 4);
+    assert_eq!(actions[1], (1, RecordedKind::FreeCompleted));
+}
+
+#[test]
+fn a_refusal_is_an_attempt_of_the_rounded_size() {
+    let (ops, actions) = read_group(&[
+        ("free_completed", 1, 512),
+        ("free_completed", 2, 512),
+        ("oom", 77, 1024),
+        ("alloc", 1, 100),
+    ]);
+    assert_eq!(ops, [Op::Attempt(B2), Op::Done(B0), Op::Done(B1), Op::Alloc(BlockId(3))]);
+    assert_eq!(actions[2], (0, RecordedKind::Oom));
+}
+
+#[test]
+fn a_wait_without_a_release_is_plain_completions() {
+    let (ops, actions) = read_group(&[("free_completed", 1, 512), ("free_completed", 2, 512)]);
+    assert_eq!(ops, [Op::Done(B0), Op::Done(B1)]);
+    assert!(actions.is_empty());
+}
+
+// --------------------------------------------------------------------- odd histories, devices
+
+fn warnings_of(entries: &[(&str, u64, i64)]) -> (Vec<Op>, Vec<String>) {
+    let Imported { trace, warnings } = import(&snapshot(&[entries])).unwrap();
+    check_replayable(&trace, "odd");
+    (ops(&trace), warnings)
+}
+
+#[test]
+fn histories_with_gaps_are_read_with_a_warning() {
+    let (ops, warnings) = warnings_of(&[
+        ("free_requested", 7, 512),
+        ("free_completed", 7, 512),
+        ("free_requested", 8, 512),
+        ("alloc", 1, 512),
+        ("free_completed", 8, 512),
+        ("alloc", 2, 512),
+    ]);
+    assert_eq!(ops, [Op::Alloc(B0), Op::Alloc(B1)]);
+    assert!(
+        warnings[0].starts_with("2 frees of blocks that were allocated before"),
+        "{warnings:?}"
+    );
+
+    let (ops, warnings) = warnings_of(&[("alloc", 1, 512), ("alloc", 1, 256)]);
+    assert_eq!(ops, [Op::Alloc(B0), Op::Alloc(B1)]);
+    assert!(warnings[0].starts_with("1 allocs at addresses that were still in use"));
+
+    let (ops, warnings) =
+        warnings_of(&[("alloc", 1, 512), ("free_requested", 1, 512), ("alloc", 1, 256)]);
+    assert_eq!(ops, [Op::Alloc(B0), Op::Defer(B0), Op::Done(B0), Op::Alloc(B1)]);
+    assert!(warnings[0].starts_with("1 allocs at addresses whose free had not completed"));
+
+    let (ops, warnings) = warnings_of(&[("alloc", 1, 512), ("free_completed", 1, 512)]);
+    assert_eq!(ops, [Op::Alloc(B0), Op::Free(B0)]);
+    assert!(warnings[0].starts_with("1 frees have only their completion"));
+
+    let (ops, warnings) = warnings_of(&[("alloc", 1, 0), ("teleport", 1, 1), ("alloc", 2, 5)]);
+    assert_eq!(ops, [Op::Alloc(B0)]);
+    assert_eq!(warnings.len(), 2);
+    assert!(warnings[1].contains("unknown actions such as \"teleport\""), "{warnings:?}");
+}
+
+#[test]
+fn the_device_is_the_one_with_a_history_or_the_chosen_one() {
+    let one: &[(&str, u64, i64)] = &[("alloc", 1, 512)];
+    let two: &[(&str, u64, i64)] = &[("alloc", 1, 512), ("alloc", 2, 512)];
+    let allocs = |pickle: &[u8], gpu| import_on(pickle, gpu).map(|i| i.trace.blocks.len());
+    assert_eq!(allocs(&snapshot(&[&[], one]), None).unwrap(), 1);
+    let both = snapshot(&[one, two]);
+    assert_eq!(allocs(&both, Some(0)).unwrap(), 1);
+    assert_eq!(allocs(&both, Some(1)).unwrap(), 2);
+    let error = allocs(&both, None).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "-: several GPUs have a history: GPU 0 has 1 entries, GPU 1 has 2 entries; expected one of \
+         them: choose with --gpu N"
+    );
+    let error = allocs(&both, Some(2)).unwrap_err().to_string();
+    assert!(error.starts_with("-: the snapshot has no GPU 2: GPU 0 has 1 entries"), "{error}");
+    // Chosen, but without a history: there is nothing to replay, and it says so.
+    let imported = import_on(&snapshot(&[&[], one]), Some(0)).unwrap();
+    assert!(imported.warnings[0].contains("no history"));
+}
+
+#[test]
+fn entries_without_stream_or_time_get_the_default() {
+    let mut p = PickleWriter::new();
+    p.raw(b"}(").text("segments").raw(b"]").text("device_traces").raw(b"](](}(");
+    p.text("action").text("alloc").text("addr").int(-4096).text("size").int(5).raw(b"ueeu");
+    let raw = read_torch_snapshot(p.finish().as_slice()).unwrap();
+    let (trace, warnings) = trace_from_snapshot(&raw, None).unwrap();
+    assert!(warnings.is_empty());
+    assert_eq!(trace.streams[trace.blocks[0].stream.index()].handle, 0);
+    // The C++ writer gives addresses as signed numbers.
+    assert_eq!(trace.recording.unwrap().block_addresses, [0_u64.wrapping_sub(4096)]);
+}
+
+// ----------------------------------------------------------------------------------- truth
+
+fn import_with_truth(truth: &str) -> Result<Imported, ImportError> {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("run.truth.json"), truth).unwrap();
+    let path = dir.path().join("run.pickle.gz");
+    let pickle = snapshot(&[&[("alloc", 1, 512)]]);
+    import_snapshot(&path, Cursor::new(pickle), &ReadOptions::default())
+}
+
+#[test]
+fn a_truth_file_may_tell_everything_or_nothing() {
+    let header = import_with_truth("{}").unwrap().trace.header;
+    assert_eq!((header.limit_bytes, header.device.total_bytes), (None, None));
+    assert_eq!(header.name, "run");
+    let total = 80_u64 << 30;
+    let header = import_with_truth(&format!(r#"{{"cap_gib": 0, "total_memory": {total}}}"#));
+    assert_eq!(header.unwrap().trace.header.limit_bytes, None, "0 is no limit");
+    let header = import_with_truth(&format!(r#"{{"cap_gib": 20.5, "total_memory": {total}}}"#));
+    assert_eq!(header.unwrap().trace.header.limit_bytes, Some(41 << 29));
+    // The settings of the truth stand in where the snapshot has none, and hold over the cap.
+    let truth = format!(
+        r#"{{"cap_gib": 20, "total_memory": {total}, "stats": {{"num_ooms": 0}}, "other": [1],
+             "conf": "per_process_memory_fraction:0.25"}}"#
+    );
+    let Imported { trace, warnings } = import_with_truth(&truth).unwrap();
+    assert_eq!(trace.header.limit_bytes, Some(20 << 30));
+    assert!(warnings.is_empty());
+    assert_eq!(trace.recording.unwrap().truth.unwrap().stats["num_ooms"], 0);
+    let truth = r#"{"conf": "per_process_memory_fraction:0.25"}"#;
+    let Imported { trace, warnings } = import_with_truth(truth).unwrap();
+    assert_eq!(trace.header.limit_bytes, None);
+    assert!(warnings[0].contains("whose total is not known: give --limit"), "{warnings:?}");
+}
+
+#[test]
+fn a_malformed_truth_file_is_named() {
+    for truth in ["", "{", "[1]", r#"{"stats": {"num_ooms": "none"}}"#, r#"{"total_memory": -1}"#] {
+        let error = import_with_truth(truth).expect_err(truth).to_string();
+        assert!(error.contains("run.truth.json: "), "{error}");
+        assert!(error.contains("line ") || truth.is_empty(), "{error}");
+    }
+    let error = import_with_truth(r#"{"cap_gib": -3}"#).expect_err("negative").to_string();
+    assert!(error.contains("run.truth.json: cap_gib is -3; expected GiB"), "{error}");
+}
+
+// ------------------------------------------------------------------------------------- RMM
+
+const RMM: &str = "\
+Thread,Time,Action,Pointer,Size,Stream
+1,23:59:59.999999,allocate,0x30a000000,256,0x0
+2,00:00:00.000001,allocate,30a000100,512,0x2
+1,00:00:00:000002,allocate failure,(nil),1099511627776,0x2
+1,00:00:00.000003,free,0x30a000000,256,0x0
+1,00:00:00.000003,allocate,0x0,0,0x0
+1,00:00:00.000004,free,0x7777,64,0x0
+2,00:00:00.000003,free,0x30a000100,512,0x0
+";
+
+#[test]
+fn an_rmm_log_becomes_a_trace_with_streams_and_refusals() {
+    let Imported { trace, warnings } =
+        import_rmm_csv(Path::new("logs/rmm.dev0.csv"), RMM.as_bytes()).unwrap();
+    assert_eq!(
+        ops(&trace),
+        [Op::Alloc(B0), Op::Alloc(B1), Op::Attempt(B2), Op::Free(B0), Op::Free(B1)]
+    );
+    // 2 µs over midnight, then 1 µs a row; the last row is late and stays at the time before.
+    let times: Vec<u64> = trace.events.iter().map(|event| event.time_ns).collect();
+    assert_eq!(times, [0, 2000, 3000, 4000, 4000]);
+    let handles: Vec<u64> =
+        trace.blocks.iter().map(|b| trace.streams[b.stream.index()].handle).collect();
+    assert_eq!(handles, [0, 2, 2]);
+    let addresses = &trace.recording.as_ref().unwrap().block_addresses;
+    assert_eq!(addresses, &[0x30a0_00000, 0x30a0_00100, 0]);
+    assert_eq!(trace.header.name, "rmm.dev0");
+    assert_eq!(trace.header.history.frees_without_alloc, 1);
+    let starts = ["1 frees of blocks", "1 frees on another stream", "1 rows of 0 bytes"];
+    assert_eq!(warnings.len(), starts.len(), "{warnings:?}");
+    for (warning, start) in warnings.iter().zip(starts) {
+        assert!(warning.starts_with(start), "{warning}");
+    }
+    check_replayable(&trace, "rmm");
+}
+
+#[test]
+fn rmm_errors_name_line_and_field() {
+    let cases = [
+        ("1,0.5,allocate,0x1,256", "line 3: a row of 5 fields; expected six fields"),
+        ("1,0.5,grab,0x1,256,0x0", "line 3: action \"grab\"; expected allocate"),
+        ("1,noon,allocate,0x1,256,0x0", "line 3: time \"noon\"; expected seconds"),
+        ("1,0.5,allocate,zz,256,0x0", "line 3: pointer \"zz\"; expected an address"),
+        ("1,0.5,allocate,0x1,-1,0x0", "line 3: size \"-1\"; expected a number of bytes"),
+        ("1,0.5,allocate,0x1,99999999999999999999,0x0", "line 3: size"),
+        ("1,0.5,allocate,0x1,256,main", "line 3: stream \"main\"; expected a handle"),
+    ];
+    for (row, expected) in cases {
+        let log = format!(
+            "Thread,Time,Action,Pointer,Size,Stream\n1,1634567890.123456,allocate,0x1,1,0x0\n{row}\n"
+        );
+        let error = read_rmm_csv(log.as_bytes()).expect_err(row).to_string();
+        assert!(error.starts_with(expected), "{error}\nshould begin {expected}");
+    }
+    let error = import_rmm_csv(Path::new("a.csv"), b"Event Type,Device ID\n".as_slice());
+    let error = error.expect_err("another header").to_string();
+    assert!(error.starts_with("a.csv: line 1: the header \"Event Type,Device ID\""), "{error}");
+}

@@ -1,0 +1,154 @@
+//! Runs an allocator by the trace's block ids, with a world around it that a test controls.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use fraglab::alloc::{
+    Action, ActionKind, Allocator, Env, Handle, LayoutBlock, OutOfMemory, Request,
+};
+use fraglab::units::BlockId;
+
+use super::Model;
+use super::device::TestDevice;
+
+/// Device, log and completions, as the engine would keep them.
+#[derive(Clone, Debug)]
+struct World {
+    device: TestDevice,
+    log: Vec<Action>,
+    /// Deferred blocks whose use goes on, in the order in which they were deferred.
+    pending: Vec<(BlockId, Handle)>,
+    /// Deferred blocks whose use has ended, in that order.
+    ready: VecDeque<(BlockId, Handle)>,
+}
+
+impl World {
+    fn waits(&self, handle: Handle) -> bool {
+        self.pending.iter().chain(&self.ready).any(|&(_, other)| other == handle)
+    }
+}
+
+impl Env for World {
+    type Device = TestDevice;
+    const LOG: bool = true;
+
+    fn device(&mut self) -> &mut TestDevice {
+        &mut self.device
+    }
+
+    fn next_completed(&mut self) -> Option<Handle> {
+        self.ready.pop_front().map(|(_, handle)| handle)
+    }
+
+    fn wait_completed(&mut self) -> Option<Handle> {
+        self.ready.extend(self.pending.drain(..));
+        self.next_completed()
+    }
+
+    fn log(&mut self, action: Action) {
+        self.log.push(action);
+    }
+}
+
+/// An allocator with its world. Blocks are named by their ids, never by the allocator's handles.
+#[derive(Clone, Debug)]
+pub(crate) struct Driver<A> {
+    pub(crate) allocator: A,
+    world: World,
+    live: BTreeMap<BlockId, Handle>,
+}
+
+impl<A: Allocator> Driver<A> {
+    pub(crate) fn new(allocator: A, device: TestDevice) -> Driver<A> {
+        let world = World { device, log: Vec::new(), pending: Vec::new(), ready: VecDeque::new() };
+        Driver { allocator, world, live: BTreeMap::new() }
+    }
+
+    pub(crate) fn malloc(&mut self, request: Request) -> Result<(), OutOfMemory> {
+        let handle = self.allocator.malloc(&mut self.world, request)?;
+        let taken = self.live.values().any(|&other| other == handle) || self.world.waits(handle);
+        assert!(!taken && handle != Handle::NONE, "{handle:?} is still in use");
+        self.live.insert(request.block, handle);
+        Ok(())
+    }
+
+    pub(crate) fn free(&mut self, block: BlockId) {
+        let handle = self.take(block);
+        self.allocator.free(&mut self.world, handle);
+    }
+
+    pub(crate) fn defer(&mut self, block: BlockId) {
+        let handle = self.take(block);
+        self.world.pending.push((block, handle));
+        self.allocator.defer(&mut self.world, handle);
+    }
+
+    /// The use of a deferred block has ended; nothing happens if a wait completed it already.
+    pub(crate) fn done(&mut self, block: BlockId) {
+        if let Some(at) = self.world.pending.iter().position(|&(other, _)| other == block) {
+            let ended = self.world.pending.remove(at);
+            self.world.ready.push_back(ended);
+        }
+    }
+
+    pub(crate) fn empty_cache(&mut self) {
+        self.allocator.empty_cache(&mut self.world);
+    }
+
+    fn take(&mut self, block: BlockId) -> Handle {
+        self.live.remove(&block).expect("the block is live")
+    }
+
+    /// Blocks in the program's hands.
+    pub(crate) fn live(&self) -> Vec<BlockId> {
+        self.live.keys().copied().collect()
+    }
+
+    /// Deferred blocks whose use goes on.
+    pub(crate) fn pending(&self) -> Vec<BlockId> {
+        self.world.pending.iter().map(|&(block, _)| block).collect()
+    }
+
+    pub(crate) fn device(&self) -> &TestDevice {
+        &self.world.device
+    }
+
+    /// The log since the last call: the entries of a PyTorch trace. Segments and refused requests
+    /// concern no block, and a refusal has no place.
+    pub(crate) fn take_log(&mut self) -> Vec<Action> {
+        let mut log = std::mem::take(&mut self.world.log);
+        log.retain(|a| !matches!(a.kind, ActionKind::EmptyCache | ActionKind::DeviceRefused));
+        for action in &mut log {
+            let of_block = matches!(
+                action.kind,
+                ActionKind::Alloc | ActionKind::FreeRequested | ActionKind::FreeCompleted
+            );
+            if !of_block {
+                action.block = BlockId::NONE;
+            }
+        }
+        log
+    }
+
+    /// All blocks in address order. The numbers of pools are the allocator's own, so they are left out.
+    pub(crate) fn layout(&self) -> Vec<LayoutBlock> {
+        let mut blocks = Vec::new();
+        self.allocator.layout(&mut |block| blocks.push(LayoutBlock { pool: 0, ..block }));
+        assert!(blocks.is_sorted_by_key(|block| block.address), "layout out of address order");
+        blocks
+    }
+
+    pub(crate) fn stats(&self) -> BTreeMap<String, i64> {
+        let stats = self.allocator.torch_stats().expect("keeps PyTorch's statistics");
+        let count = stats.len();
+        let by_name: BTreeMap<String, i64> = stats.into_iter().collect();
+        assert_eq!(by_name.len(), count, "a statistic appears twice");
+        by_name
+    }
+}
+
+impl Driver<Model> {
+    /// Flushes so far that a malloc made.
+    pub(crate) fn retries(&self) -> i64 {
+        self.allocator.retries()
+    }
+}
