@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 use flate2::read::MultiGzDecoder;
 use fraglab::import::{
     ImportError, Imported, RawBlockState, ReadOptions, import_rmm_csv, import_snapshot,
-    read_rmm_csv, read_torch_snapshot, trace_from_snapshot,
+    read_rmm_csv, read_torch_snapshot, read_trace, trace_from_snapshot,
 };
-use fraglab::trace::{EntryKind, Op, RecordedKind, Trace, recorded_entries};
+use fraglab::trace::{EntryKind, Op, RecordedKind, Trace, recorded_entries, validate};
 use fraglab::units::BlockId;
 
 use crate::common::{Rng, shared_dir};
@@ -30,7 +30,7 @@ fn import(pickle: &[u8]) -> Result<Imported, ImportError> {
 }
 
 fn import_on(pickle: &[u8], gpu: Option<u32>) -> Result<Imported, ImportError> {
-    import_snapshot(Path::new("-"), pickle, &ReadOptions { gpu })
+    import_snapshot(Path::new("-"), pickle, &ReadOptions { gpu, progress: None })
 }
 
 fn error_of(pickle: &[u8]) -> String {
@@ -110,6 +110,7 @@ fn check_replayable(trace: &Trace, name: &str) {
         Deferred,
         Gone,
     }
+    validate(trace).unwrap_or_else(|error| panic!("{name}: {error}"));
     let mut lives = vec![Life::New; trace.blocks.len()];
     let mut time_ns = 0;
     for (index, event) in trace.events.iter().enumerate() {
@@ -843,4 +844,50 @@ fn rmm_errors_name_line_and_field() {
     let error = import_rmm_csv(Path::new("a.csv"), b"Event Type,Device ID\n".as_slice());
     let error = error.expect_err("another header").to_string();
     assert!(error.starts_with("a.csv: line 1: the header \"Event Type,Device ID\""), "{error}");
+}
+
+// ------------------------------------------------------------------------- files of any format
+
+#[test]
+fn read_trace_tells_formats_by_content() {
+    let dir = tempfile::tempdir().unwrap();
+    let write = |name: &str, bytes: &[u8]| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, bytes).unwrap();
+        path
+    };
+    let read = |path: &Path| read_trace(path, &ReadOptions::default()).unwrap().trace;
+    let snapshot = fixture("protocol4.pickle");
+    let mut gz = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    std::io::copy(&mut snapshot.as_slice(), &mut gz).unwrap();
+    // Names that say nothing, or lie.
+    for (name, bytes) in [
+        ("a.pickle", snapshot.clone()),
+        ("b.json", gz.finish().unwrap()),
+        ("c", zstd::encode_all(snapshot.as_slice(), 1).unwrap()),
+    ] {
+        check_fixture(&read(&write(name, &bytes)));
+    }
+    assert_eq!(read(&write("log.txt", RMM.as_bytes())).blocks.len(), 3);
+    let trace = read(&write("small.trace", b"alloc a 1MiB\nfree a\n"));
+    assert_eq!((trace.events.len(), trace.header.name.as_str()), (2, "small"));
+
+    let error =
+        |path: &Path| read_trace(path, &ReadOptions::default()).expect_err("must fail").to_string();
+    let path = write("cut.pickle", &snapshot[..100]);
+    let expected = format!("{}: byte 100: the file ends here; expected", path.display());
+    assert!(error(&path).starts_with(&expected), "{}", error(&path));
+    let path = write("bad.trace", b"alloc a 1MiB\nfree b\n");
+    assert!(error(&path).starts_with(&format!("{}:2:", path.display())), "{}", error(&path));
+    assert!(error(&dir.path().join("absent.pickle")).contains("absent.pickle: "));
+}
+
+#[test]
+fn progress_counts_the_bytes_of_the_file() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/import/odd/long_stack.pickle");
+    let progress = std::sync::Arc::default();
+    let options = ReadOptions { gpu: None, progress: Some(std::sync::Arc::clone(&progress)) };
+    read_trace(&path, &options).unwrap();
+    let bytes = std::fs::metadata(&path).unwrap().len();
+    assert_eq!(progress.load(std::sync::atomic::Ordering::Relaxed), bytes);
 }

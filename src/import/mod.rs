@@ -19,8 +19,11 @@ mod torch_history;
 mod torch_snapshot;
 mod truth;
 
-use std::io::Read;
+use std::fs::File;
+use std::io::{self, Read};
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 pub use pickle::PickleError;
 pub use rmm_csv::{RmmError, read_rmm_csv};
@@ -31,8 +34,13 @@ pub use torch_snapshot::{
 };
 pub use truth::TruthError;
 
-use crate::trace::Trace;
-use truth::{TruthFile, limit_from_settings, snapshot_name};
+use crate::trace::{
+    FileError, Input, InvalidTrace, NativeError, TextError, Trace, TraceFormat, read_native,
+    read_text, validate,
+};
+#[cfg(feature = "analytics")]
+use crate::trace::{ParquetError, read_parquet};
+use truth::{TruthFile, limit_from_settings, trace_name};
 
 /// A trace and what should be known about how it was read.
 #[derive(Debug)]
@@ -48,12 +56,17 @@ pub struct Imported {
 pub struct ReadOptions {
     /// Which device of a snapshot with several.
     pub gpu: Option<u32>,
+    /// Counts the bytes of the file that are read so far, as they lie on disk.
+    pub progress: Option<Arc<AtomicU64>>,
 }
 
 /// A file could not be read as a trace. The message is one line: file, position, what was found and
 /// what was expected.
 #[derive(Debug, thiserror::Error)]
 pub enum ImportError {
+    /// The file cannot be opened, decompressed or told.
+    #[error(transparent)]
+    File(#[from] FileError),
     /// A torch snapshot is wrong.
     #[error("{file}: {source}")]
     Snapshot {
@@ -75,14 +88,76 @@ pub enum ImportError {
         #[source]
         source: RmmError,
     },
+    /// A native trace is wrong.
+    #[error("{file}: {source}")]
+    Native {
+        /// The file.
+        file: String,
+        /// What is wrong.
+        #[source]
+        source: NativeError,
+    },
+    /// A text trace is wrong.
+    #[error("{file}:{source}")]
+    Text {
+        /// The file.
+        file: String,
+        /// What is wrong.
+        #[source]
+        source: TextError,
+    },
+    /// A Parquet trace is wrong.
+    #[cfg(feature = "analytics")]
+    #[error("{file}: {source}")]
+    Parquet {
+        /// The file.
+        file: String,
+        /// What is wrong.
+        #[source]
+        source: ParquetError,
+    },
+    /// A Parquet trace, which this build cannot read.
+    #[cfg(not(feature = "analytics"))]
+    #[error(
+        "{file}: a Parquet trace; expected another format: this fraglab was built without \
+             the feature \"analytics\""
+    )]
+    NoParquet {
+        /// The file.
+        file: String,
+    },
+    /// What was read contradicts itself.
+    #[error("{file}: {source}; expected a trace that makes sense: the file is damaged")]
+    Invalid {
+        /// The file.
+        file: String,
+        /// The first rule broken.
+        #[source]
+        source: InvalidTrace,
+    },
 }
 
 /// Reads a trace of any format, told by content; `-` is standard input.
 ///
 /// # Errors
 /// One clear line with file and position.
-pub fn read_trace(_path: &Path, _options: &ReadOptions) -> Result<Imported, ImportError> {
-    unimplemented!()
+pub fn read_trace(path: &Path, options: &ReadOptions) -> Result<Imported, ImportError> {
+    let input = open(path, options)?;
+    let file = || path.display().to_string();
+    let alone = |trace| Imported { trace, warnings: Vec::new() };
+    let mut imported = match input.format()? {
+        TraceFormat::Pickle => return import_snapshot(path, input.reader, options),
+        TraceFormat::RmmCsv => return import_rmm_csv(path, input.reader),
+        TraceFormat::NativeJson => read_native(input.reader)
+            .map(alone)
+            .map_err(|source| ImportError::Native { file: file(), source })?,
+        TraceFormat::Text => read_text_trace(input).map(alone)?,
+        TraceFormat::Parquet => read_parquet_trace(input).map(alone)?,
+    };
+    if imported.trace.header.name.is_empty() {
+        imported.trace.header.name = trace_name(path).unwrap_or_default();
+    }
+    checked(path, imported)
 }
 
 /// Reads a torch snapshot from its decompressed pickle, with the truth file beside `path` if there
@@ -99,12 +174,12 @@ pub fn import_snapshot(
     let snapshot = read_torch_snapshot(reader).map_err(wrong)?;
     let (mut trace, mut warnings) = trace_from_snapshot(&snapshot, options.gpu).map_err(wrong)?;
     drop(snapshot);
-    trace.header.name = snapshot_name(path).unwrap_or_default();
+    trace.header.name = trace_name(path).unwrap_or_default();
     if let Some(truth) = TruthFile::beside(path)? {
         truth.complete(&mut trace);
     }
     warnings.extend(limit_from_settings(&mut trace));
-    Ok(Imported { trace, warnings })
+    checked(path, Imported { trace, warnings })
 }
 
 /// Reads an RMM log. `path` names the trace.
@@ -114,6 +189,55 @@ pub fn import_snapshot(
 pub fn import_rmm_csv(path: &Path, reader: impl Read) -> Result<Imported, ImportError> {
     let (mut trace, warnings) = read_rmm_csv(reader)
         .map_err(|source| ImportError::Rmm { file: path.display().to_string(), source })?;
-    trace.header.name = snapshot_name(path).unwrap_or_default();
-    Ok(Imported { trace, warnings })
+    trace.header.name = trace_name(path).unwrap_or_default();
+    checked(path, Imported { trace, warnings })
+}
+
+fn checked(path: &Path, imported: Imported) -> Result<Imported, ImportError> {
+    match validate(&imported.trace) {
+        Ok(()) => Ok(imported),
+        Err(source) => Err(ImportError::Invalid { file: path.display().to_string(), source }),
+    }
+}
+
+fn read_text_trace(mut input: Input) -> Result<Trace, ImportError> {
+    let text = input.read_to_string()?;
+    read_text(&text)
+        .map_err(|source| ImportError::Text { file: input.path.display().to_string(), source })
+}
+
+#[cfg(feature = "analytics")]
+fn read_parquet_trace(input: Input) -> Result<Trace, ImportError> {
+    let file = input.path.display().to_string();
+    read_parquet(input.reader).map_err(|source| ImportError::Parquet { file, source })
+}
+
+#[cfg(not(feature = "analytics"))]
+fn read_parquet_trace(input: Input) -> Result<Trace, ImportError> {
+    Err(ImportError::NoParquet { file: input.path.display().to_string() })
+}
+
+fn open(path: &Path, options: &ReadOptions) -> Result<Input, FileError> {
+    let Some(bytes) = options.progress.clone() else { return Input::open(path) };
+    let raw: Box<dyn Read + Send> = if path.as_os_str() == "-" {
+        Box::new(io::stdin())
+    } else {
+        let file = File::open(path);
+        Box::new(file.map_err(|source| FileError { path: path.display().to_string(), source })?)
+    };
+    Input::from_reader(path, Box::new(Counted { raw, bytes }))
+}
+
+/// Counts what passes.
+struct Counted {
+    raw: Box<dyn Read + Send>,
+    bytes: Arc<AtomicU64>,
+}
+
+impl Read for Counted {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.raw.read(buffer)?;
+        self.bytes.fetch_add(count as u64, Ordering::Relaxed);
+        Ok(count)
+    }
 }

@@ -8,7 +8,7 @@
 //! The design decision: a value is one 64-bit word. Numbers sit in it, texts and containers are
 //! ids, and what a container holds is kept by a [`Build`]er that sees each batch of items the moment
 //! it arrives and may pack it. So sharing (two lists that hold the same dict), later filling of a
-//! shared container and cycles are all just ids, no step recurses, and the memo costs 8 bytes an
+//! shared container and cycles are all just ids, no step recurses, and the memo costs 4 bytes an
 //! entry:
 //!
 //! ```text
@@ -187,6 +187,25 @@ impl Atoms {
         }
     }
 
+    /// The integer in two's complement, if it has at most 64 bits.
+    #[inline]
+    pub(super) fn word(&self, value: Value) -> Option<u64> {
+        if let Kind::Int(int) = value.kind() {
+            return Some(int as u64);
+        }
+        let fits = i128::from(i64::MIN)..=i128::from(u64::MAX);
+        self.int(value).filter(|int| fits.contains(int)).map(|int| int as u64)
+    }
+
+    /// The integer, if it lies from 0 to 2^64 - 1.
+    #[inline]
+    pub(super) fn unsigned(&self, value: Value) -> Option<u64> {
+        if let Kind::Int(int) = value.kind() {
+            return u64::try_from(int).ok();
+        }
+        self.int(value).and_then(|int| u64::try_from(int).ok())
+    }
+
     /// The number as a float, if it is one.
     pub(super) fn float(&self, value: Value) -> Option<f64> {
         match value.kind() {
@@ -281,9 +300,12 @@ pub(super) fn read_pickle<R: Read, B: Build>(
         builder,
         opcode_at: 0,
     };
-    let top = machine.run()?;
+    let top = machine.run().map_err(|error| *error)?;
     Ok(Pickle { top, atoms: machine.atoms, builder: machine.builder })
 }
+
+/// Errors are boxed inside the machine: a result then fits two registers, at every opcode.
+type Outcome<T> = Result<T, Box<PickleError>>;
 
 /// The stream, with a window in which short tokens lie whole.
 struct Source<R> {
@@ -308,7 +330,7 @@ impl<R: Read> Source<R> {
 
     /// The next `count` bytes; `count` is at most the buffer's size.
     #[inline]
-    fn bytes(&mut self, count: usize) -> Result<&[u8], PickleError> {
+    fn bytes(&mut self, count: usize) -> Outcome<&[u8]> {
         if self.end - self.start < count && !self.fill(count)? {
             return Err(self.truncated());
         }
@@ -318,20 +340,20 @@ impl<R: Read> Source<R> {
     }
 
     #[inline]
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], PickleError> {
+    fn array<const N: usize>(&mut self) -> Outcome<[u8; N]> {
         let mut array = [0; N];
         array.copy_from_slice(self.bytes(N)?);
         Ok(array)
     }
 
     #[inline]
-    fn byte(&mut self) -> Result<u8, PickleError> {
+    fn byte(&mut self) -> Outcome<u8> {
         self.array().map(|[byte]| byte)
     }
 
     /// The byte after this one, not yet taken; nothing at the end of the stream.
     #[inline]
-    fn peek(&mut self) -> Result<Option<u8>, PickleError> {
+    fn peek(&mut self) -> Outcome<Option<u8>> {
         if self.start == self.end && !self.fill(1)? {
             return Ok(None);
         }
@@ -340,7 +362,7 @@ impl<R: Read> Source<R> {
 
     /// Makes `count` bytes lie in the window. False if the stream ends before.
     #[cold]
-    fn fill(&mut self, count: usize) -> Result<bool, PickleError> {
+    fn fill(&mut self, count: usize) -> Outcome<bool> {
         self.buffer.copy_within(self.start..self.end, 0);
         self.base += self.start as u64;
         self.end -= self.start;
@@ -352,7 +374,8 @@ impl<R: Read> Source<R> {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(source) if source.kind() == io::ErrorKind::UnexpectedEof => return Ok(false),
                 Err(source) => {
-                    return Err(PickleError::Io { offset: self.base + self.end as u64, source });
+                    let offset = self.base + self.end as u64;
+                    return Err(Box::new(PickleError::Io { offset, source }));
                 }
             }
         }
@@ -360,15 +383,15 @@ impl<R: Read> Source<R> {
     }
 
     #[cold]
-    fn truncated(&self) -> PickleError {
-        PickleError::Truncated {
+    fn truncated(&self) -> Box<PickleError> {
+        Box::new(PickleError::Truncated {
             offset: self.base + self.end as u64,
             expected: "the rest of the pickle, up to its STOP",
-        }
+        })
     }
 
     /// Hands the next `count` bytes over piece by piece: memory grows only with what is there.
-    fn pieces(&mut self, mut count: u64, mut take: impl FnMut(&[u8])) -> Result<(), PickleError> {
+    fn pieces(&mut self, mut count: u64, mut take: impl FnMut(&[u8])) -> Outcome<()> {
         while count > 0 {
             let piece = count.min(BUFFER_BYTES as u64) as usize;
             take(self.bytes(piece)?);
@@ -378,18 +401,18 @@ impl<R: Read> Source<R> {
     }
 
     /// A name up to its newline, which is taken too.
-    fn line(&mut self) -> Result<Vec<u8>, PickleError> {
+    fn line(&mut self) -> Outcome<Vec<u8>> {
         let at = self.offset();
         let mut line = Vec::new();
         loop {
             match self.byte()? {
                 b'\n' => return Ok(line),
                 _ if line.len() >= NAME_BYTES_MAX => {
-                    return Err(PickleError::Malformed {
+                    return Err(Box::new(PickleError::Malformed {
                         offset: at,
                         found: format!("a name of more than {NAME_BYTES_MAX} bytes"),
                         expected: "the name of a module or class and a newline",
-                    });
+                    }));
                 }
                 byte => line.push(byte),
             }
@@ -397,27 +420,44 @@ impl<R: Read> Source<R> {
     }
 }
 
-/// Values by memo index: dense as every writer numbers them, a map for what lies far off.
+/// Values by memo index. Writers number them from 0 on, and put texts and containers there: those
+/// are 32-bit codes in a table, everything else goes to a map.
 #[derive(Default)]
 struct Memo {
-    dense: Vec<Value>,
+    dense: Vec<u32>,
     sparse: HashMap<u32, Value>,
     /// Indices in use: the next index of MEMOIZE.
     used: u32,
 }
 
+/// No code: look in the map.
+const NO_CODE: u32 = u32::MAX;
+
+/// A text or container as id and one bit.
+#[inline]
+fn memo_code(value: Value) -> u32 {
+    match value.kind() {
+        Kind::Text(id) if id < NO_CODE >> 1 => id << 1,
+        Kind::Object(id) if id < NO_CODE >> 1 => id << 1 | 1,
+        _ => NO_CODE,
+    }
+}
+
 impl Memo {
     #[inline]
     fn get(&self, index: u32) -> Option<Value> {
-        let dense = self.dense.get(index as usize).copied().filter(|&v| v != Value::ABSENT);
-        dense.or_else(|| self.sparse.get(&index).copied())
+        match self.dense.get(index as usize) {
+            None | Some(&NO_CODE) => self.sparse.get(&index).copied(),
+            Some(&code) if code & 1 == 0 => Some(Value::text(code >> 1)),
+            Some(&code) => Some(Value::object(code >> 1)),
+        }
     }
 
     #[inline]
     fn put(&mut self, index: u32, value: Value) {
-        let position = index as usize;
-        if position == self.dense.len() && self.sparse.is_empty() {
-            self.dense.push(value);
+        let code = memo_code(value);
+        if index as usize == self.dense.len() && self.sparse.is_empty() && code != NO_CODE {
+            self.dense.push(code);
             self.used = self.used.saturating_add(1);
         } else {
             self.put_out_of_order(index, value);
@@ -428,15 +468,17 @@ impl Memo {
         if self.get(index).is_none() {
             self.used = self.used.saturating_add(1);
         }
-        let position = index as usize;
-        if position > self.dense.len() + MEMO_GAP_MAX {
+        let (position, code) = (index as usize, memo_code(value));
+        let near = position <= self.dense.len() + MEMO_GAP_MAX;
+        if near {
+            if position >= self.dense.len() {
+                self.dense.resize(position + 1, NO_CODE);
+            }
+            self.dense[position] = code;
+        }
+        if !near || code == NO_CODE {
             self.sparse.insert(index, value);
-            return;
         }
-        if position >= self.dense.len() {
-            self.dense.resize(position + 1, Value::ABSENT);
-        }
-        self.dense[position] = value;
     }
 }
 
@@ -532,7 +574,7 @@ struct Machine<R, B> {
 }
 
 impl<R: Read, B: Build> Machine<R, B> {
-    fn run(&mut self) -> Result<Value, PickleError> {
+    fn run(&mut self) -> Outcome<Value> {
         self.protocol()?;
         loop {
             self.opcode_at = self.source.offset();
@@ -545,7 +587,7 @@ impl<R: Read, B: Build> Machine<R, B> {
     }
 
     /// PROTO and its number, without which a file is no pickle of protocol 2 or later.
-    fn protocol(&mut self) -> Result<(), PickleError> {
+    fn protocol(&mut self) -> Outcome<()> {
         const EXPECTED: &str =
             "a pickle of protocol 2 to 5, which begins with byte 0x80 and 2 to 5";
         match self.source.peek()? {
@@ -559,8 +601,9 @@ impl<R: Read, B: Build> Machine<R, B> {
         }
     }
 
-    #[inline]
-    fn step(&mut self, opcode: u8) -> Result<(), PickleError> {
+    /// The opcodes that make up nearly all of a snapshot, run inside the loop.
+    #[inline(always)]
+    fn step(&mut self, opcode: u8) -> Outcome<()> {
         match opcode {
             op::LONG_BINGET => {
                 let index = u32::from_le_bytes(self.source.array()?);
@@ -606,7 +649,8 @@ impl<R: Read, B: Build> Machine<R, B> {
         Ok(())
     }
 
-    fn step_rare(&mut self, opcode: u8) -> Result<(), PickleError> {
+    #[inline(never)]
+    fn step_rare(&mut self, opcode: u8) -> Outcome<()> {
         match opcode {
             op::SETITEM => self.set_items(self.stack.len().wrapping_sub(2))?,
             op::APPEND => self.append(self.stack.len().wrapping_sub(1))?,
@@ -689,7 +733,7 @@ impl<R: Read, B: Build> Machine<R, B> {
     }
 
     #[inline]
-    fn push(&mut self, value: Option<Value>) -> Result<(), PickleError> {
+    fn push(&mut self, value: Option<Value>) -> Outcome<()> {
         match value {
             Some(value) => {
                 self.stack.push(value);
@@ -700,25 +744,25 @@ impl<R: Read, B: Build> Machine<R, B> {
     }
 
     #[inline]
-    fn int(&mut self, int: i64) -> Result<(), PickleError> {
+    fn int(&mut self, int: i64) -> Outcome<()> {
         let value = self.atoms.make_int(int);
         self.push(value)
     }
 
-    fn top(&self) -> Result<Value, PickleError> {
+    fn top(&self) -> Outcome<Value> {
         match self.stack.last() {
             Some(&value) if self.stack.len() > self.floor() => Ok(value),
             _ => Err(self.underflow()),
         }
     }
 
-    fn pop(&mut self) -> Result<Value, PickleError> {
+    fn pop(&mut self) -> Outcome<Value> {
         let value = self.top()?;
         self.stack.pop();
         Ok(value)
     }
 
-    fn mark(&mut self) -> Result<(), PickleError> {
+    fn mark(&mut self) -> Outcome<()> {
         if self.marks.len() >= MARKS_MAX {
             let found = format!("containers nested more than {MARKS_MAX} deep");
             return Err(self.malformed(found, "the five levels of a snapshot"));
@@ -728,7 +772,7 @@ impl<R: Read, B: Build> Machine<R, B> {
     }
 
     #[inline]
-    fn pop_mark(&mut self) -> Result<usize, PickleError> {
+    fn pop_mark(&mut self) -> Outcome<usize> {
         match self.marks.pop() {
             Some(height) => Ok(height),
             None => {
@@ -738,7 +782,7 @@ impl<R: Read, B: Build> Machine<R, B> {
     }
 
     #[inline]
-    fn get(&mut self, index: u32) -> Result<(), PickleError> {
+    fn get(&mut self, index: u32) -> Outcome<()> {
         match self.memo.get(index) {
             Some(value) => {
                 self.stack.push(value);
@@ -752,20 +796,20 @@ impl<R: Read, B: Build> Machine<R, B> {
     }
 
     #[inline]
-    fn put(&mut self, index: u32) -> Result<(), PickleError> {
+    fn put(&mut self, index: u32) -> Outcome<()> {
         let value = self.top()?;
         self.memo.put(index, value);
         Ok(())
     }
 
     #[inline]
-    fn empty(&mut self, new: fn(&mut B) -> Option<u32>) -> Result<(), PickleError> {
+    fn empty(&mut self, new: fn(&mut B) -> Option<u32>) -> Outcome<()> {
         let id = new(&mut self.builder);
         self.push(id.map(Value::object))
     }
 
     /// Puts a new container under the items of the last mark, so that LIST is APPENDS to it.
-    fn insert_under_mark(&mut self, new: fn(&mut B) -> Option<u32>) -> Result<(), PickleError> {
+    fn insert_under_mark(&mut self, new: fn(&mut B) -> Option<u32>) -> Outcome<()> {
         let from = self.pop_mark()?;
         self.empty(new)?;
         self.stack[from..].rotate_right(1);
@@ -774,19 +818,19 @@ impl<R: Read, B: Build> Machine<R, B> {
     }
 
     #[inline]
-    fn set_items_from_mark(&mut self) -> Result<(), PickleError> {
+    fn set_items_from_mark(&mut self) -> Outcome<()> {
         let from = self.pop_mark()?;
         self.set_items(from)
     }
 
     #[inline]
-    fn append_from_mark(&mut self) -> Result<(), PickleError> {
+    fn append_from_mark(&mut self) -> Outcome<()> {
         let from = self.pop_mark()?;
         self.append(from)
     }
 
     /// Sets the pairs from height `from` on in the dict below them.
-    fn set_items(&mut self, from: usize) -> Result<(), PickleError> {
+    fn set_items(&mut self, from: usize) -> Outcome<()> {
         let dict = self.container_below(from)?;
         let pairs = &self.stack[from..];
         if !pairs.len().is_multiple_of(2) {
@@ -800,7 +844,7 @@ impl<R: Read, B: Build> Machine<R, B> {
     }
 
     /// Appends the values from height `from` on to the list below them.
-    fn append(&mut self, from: usize) -> Result<(), PickleError> {
+    fn append(&mut self, from: usize) -> Outcome<()> {
         let list = self.container_below(from)?;
         if let Err(complaint) = self.builder.append(list, &self.stack[from..]) {
             return Err(self.malformed(complaint.found, complaint.expected));
@@ -811,7 +855,7 @@ impl<R: Read, B: Build> Machine<R, B> {
 
     /// The container right below height `from`, where both lie above the last open mark.
     #[inline]
-    fn container_below(&self, from: usize) -> Result<u32, PickleError> {
+    fn container_below(&self, from: usize) -> Outcome<u32> {
         if from > self.stack.len() || from <= self.floor() {
             return Err(self.underflow());
         }
@@ -827,7 +871,7 @@ impl<R: Read, B: Build> Machine<R, B> {
     /// Makes a tuple of the values from height `from` on. If the next opcode hands it to a function
     /// that returns its first argument, as the C++ writer does with every container, the tuple is
     /// never made.
-    fn tuple(&mut self, from: usize) -> Result<(), PickleError> {
+    fn tuple(&mut self, from: usize) -> Outcome<()> {
         if from > self.stack.len() || from < self.floor() {
             return Err(self.underflow());
         }
@@ -847,7 +891,7 @@ impl<R: Read, B: Build> Machine<R, B> {
     }
 
     /// REDUCE of one of the inert functions; of anything else it is refused.
-    fn reduce(&mut self) -> Result<(), PickleError> {
+    fn reduce(&mut self) -> Outcome<()> {
         let arguments = self.pop()?;
         let function = self.pop()?;
         if function != Value::INERT {
@@ -868,7 +912,7 @@ impl<R: Read, B: Build> Machine<R, B> {
         }
     }
 
-    fn global(&mut self, opcode: u8) -> Result<(), PickleError> {
+    fn global(&mut self, opcode: u8) -> Outcome<()> {
         let module = self.source.line()?;
         let name = self.source.line()?;
         let inert = module == INERT_MODULE && INERT_NAMES.contains(&name.as_slice());
@@ -883,7 +927,7 @@ impl<R: Read, B: Build> Machine<R, B> {
         Err(self.refused(what, "code"))
     }
 
-    fn stack_global(&self) -> PickleError {
+    fn stack_global(&self) -> Box<PickleError> {
         let name = |value: &Value| match value.kind() {
             Kind::Text(id) => shorten(&self.atoms.strings.text(id)).to_owned(),
             _ => "?".to_owned(),
@@ -892,7 +936,7 @@ impl<R: Read, B: Build> Machine<R, B> {
         self.refused(format!("STACK_GLOBAL {:?}", names.join(".")), "code")
     }
 
-    fn not_run(&self, opcode: u8) -> PickleError {
+    fn not_run(&self, opcode: u8) -> Box<PickleError> {
         match op::refused(opcode) {
             Some((name, needless)) => self.refused(name.to_owned(), needless),
             None => self.malformed(
@@ -902,7 +946,7 @@ impl<R: Read, B: Build> Machine<R, B> {
         }
     }
 
-    fn long1(&mut self) -> Result<(), PickleError> {
+    fn long1(&mut self) -> Outcome<()> {
         let length = usize::from(self.source.byte()?);
         if length > 16 {
             self.source.bytes(length)?;
@@ -924,7 +968,7 @@ impl<R: Read, B: Build> Machine<R, B> {
     }
 
     /// An integer with a 32-bit length: no writer uses it for what a snapshot needs.
-    fn long4(&mut self) -> Result<(), PickleError> {
+    fn long4(&mut self) -> Outcome<()> {
         let length = i32::from_le_bytes(self.source.array()?);
         match u64::try_from(length) {
             Ok(length) => self.opaque(length),
@@ -932,14 +976,14 @@ impl<R: Read, B: Build> Machine<R, B> {
         }
     }
 
-    fn opaque(&mut self, length: u64) -> Result<(), PickleError> {
+    fn opaque(&mut self, length: u64) -> Outcome<()> {
         self.source.pieces(length, |_| {})?;
         self.stack.push(Value::OPAQUE);
         Ok(())
     }
 
     #[inline]
-    fn text(&mut self, length: u64) -> Result<(), PickleError> {
+    fn text(&mut self, length: u64) -> Outcome<()> {
         let id = if length <= TEXT_IN_PLACE_MAX {
             self.atoms.strings.intern(self.source.bytes(length as usize)?)
         } else {
@@ -951,17 +995,17 @@ impl<R: Read, B: Build> Machine<R, B> {
     }
 
     #[cold]
-    fn malformed(&self, found: String, expected: &'static str) -> PickleError {
-        PickleError::Malformed { offset: self.opcode_at, found, expected }
+    fn malformed(&self, found: String, expected: &'static str) -> Box<PickleError> {
+        Box::new(PickleError::Malformed { offset: self.opcode_at, found, expected })
     }
 
     #[cold]
-    fn refused(&self, what: String, needless: &'static str) -> PickleError {
-        PickleError::Refused { offset: self.opcode_at, what, needless }
+    fn refused(&self, what: String, needless: &'static str) -> Box<PickleError> {
+        Box::new(PickleError::Refused { offset: self.opcode_at, what, needless })
     }
 
     #[cold]
-    fn underflow(&self) -> PickleError {
+    fn underflow(&self) -> Box<PickleError> {
         let found = "an opcode that takes more values than there are".to_owned();
         self.malformed(found, "values before it: the file is damaged")
     }

@@ -7,15 +7,14 @@ use std::collections::HashMap;
 use std::io::Read;
 
 use crate::trace::{
-    Block, Event, Header, History, Op, Recording, Role, Source, SourceKind, Stream, Trace,
+    BLOCK_BYTES_MAX, Block, Event, Header, History, Op, Recording, Role, Source, SourceKind,
+    Stream, Trace,
 };
 use crate::units::{BlockId, NameId, SiteId, StreamId};
 
 const HEADER: [&str; 6] = ["Thread", "Time", "Action", "Pointer", "Size", "Stream"];
 const HALF_DAY_NS: u64 = 12 * 3600 * 1_000_000_000;
 const DAY_NS: u64 = 2 * HALF_DAY_NS;
-/// Sizes end where PyTorch's do; sums of them then stay far from overflow.
-const SIZE_BYTES_MAX: u64 = (1 << 60) - 1;
 
 /// An RMM log is wrong at a line.
 #[derive(Debug, thiserror::Error)]
@@ -104,7 +103,7 @@ fn parse_row(record: &csv::StringRecord) -> Result<Row, Wrong> {
     let size_bytes = record[4]
         .parse()
         .ok()
-        .filter(|&bytes: &u64| bytes <= SIZE_BYTES_MAX)
+        .filter(|&bytes: &u64| bytes <= BLOCK_BYTES_MAX)
         .ok_or_else(|| (format!("size {:?}", &record[4]), "a number of bytes below 2^60"))?;
     let stream_handle = parse_handle(&record[5])
         .ok_or_else(|| (format!("stream {:?}", &record[5]), "a handle in hexadecimal digits"))?;

@@ -219,8 +219,9 @@ impl<'a> HistoryReader<'a> {
             self.oddities.sizes_zero += 1;
             return self.close_group();
         }
+        let block = self.new_block(entry, if refused { 0 } else { entry.address })?;
         if !refused {
-            self.vacate(entry)?;
+            self.occupy(entry, block)?;
         }
         let group = std::mem::take(&mut self.group);
         let releases = group.iter().any(GroupItem::releases);
@@ -236,19 +237,15 @@ impl<'a> HistoryReader<'a> {
             inside
         };
         self.mark_phase(entry)?;
-        let block = self.new_block(entry, if refused { 0 } else { entry.address })?;
         let op = if refused { Op::Attempt(block) } else { Op::Alloc(block) };
         self.emit_with(inside, entry, op)?;
-        if !refused {
-            self.live.insert(entry.address, Live { block, pending: false });
-            self.trace.header.history.allocs += 1;
-        }
         self.done(inside)
     }
 
-    /// Makes room for an alloc at an address that is still in use as far as the history tells.
-    fn vacate(&mut self, entry: &RawEntry) -> Result<(), SnapshotError> {
-        match self.live.remove(&entry.address) {
+    /// Puts a block at its address, which may still be in use as far as the history tells.
+    fn occupy(&mut self, entry: &RawEntry, block: BlockId) -> Result<(), SnapshotError> {
+        self.trace.header.history.allocs += 1;
+        match self.live.insert(entry.address, Live { block, pending: false }) {
             None => Ok(()),
             Some(Live { pending: false, .. }) => {
                 self.oddities.frees_lost += 1;

@@ -11,14 +11,14 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::io::Read;
+use std::ops::Range;
 
 use super::intern::Interner;
 use super::pickle::{
     Atoms, Build, Complaint, Kind, Pickle, PickleError, Value, read_pickle, shorten,
 };
+use crate::trace::BLOCK_BYTES_MAX;
 
-/// Largest size that the allocator accepts (specs/pytorch_caching.md 1).
-const SIZE_BYTES_MAX: i128 = (1 << 60) - 1;
 /// Stands for "no text", "no stack" or "no object" in packed records.
 pub(super) const NO_ID: u32 = u32::MAX;
 
@@ -510,7 +510,7 @@ impl Collector {
                 Some(Known::Filename) => frame.filename = non_empty_text(value, atoms),
                 // Lines beyond 32 bits, or none, read as unknown.
                 Some(Known::Line) => {
-                    let line = atoms.int(value).and_then(|line| u32::try_from(line).ok());
+                    let line = atoms.unsigned(value).and_then(|line| u32::try_from(line).ok());
                     frame.line = line.unwrap_or(0);
                 }
                 _ => {}
@@ -645,22 +645,17 @@ fn wrong(key: &str, value: Value, atoms: &Atoms, expected: &'static str) -> Comp
 
 /// An address, handle or time: 64 bits, which the C++ writer gives as a signed number.
 fn word(key: &str, value: Value, atoms: &Atoms) -> Result<u64, Complaint> {
-    let int = atoms.int(value);
-    int.filter(|int| (i128::from(i64::MIN)..=i128::from(u64::MAX)).contains(int))
-        .map(|int| int as u64)
-        .ok_or_else(|| wrong(key, value, atoms, "a 64-bit integer"))
+    atoms.word(value).ok_or_else(|| wrong(key, value, atoms, "a 64-bit integer"))
 }
 
 fn size(key: &str, value: Value, atoms: &Atoms) -> Result<u64, Complaint> {
-    let int = atoms.int(value);
-    int.filter(|int| (0..=SIZE_BYTES_MAX).contains(int))
-        .map(|int| int as u64)
-        .ok_or_else(|| wrong(key, value, atoms, "a number of bytes from 0 to 2^60 - 1"))
+    let bytes = atoms.unsigned(value).filter(|&bytes| bytes <= BLOCK_BYTES_MAX);
+    bytes.ok_or_else(|| wrong(key, value, atoms, "a number of bytes from 0 to 2^60 - 1"))
 }
 
 fn device(value: Value, atoms: &Atoms) -> Result<u32, Complaint> {
-    let int = atoms.int(value).and_then(|int| u32::try_from(int).ok());
-    int.ok_or_else(|| wrong("device", value, atoms, "the index of a device"))
+    let index = atoms.unsigned(value).and_then(|int| u32::try_from(int).ok());
+    index.ok_or_else(|| wrong("device", value, atoms, "the index of a device"))
 }
 
 /// The text's id, or [`NO_ID`] if it is empty or no text.
@@ -877,7 +872,7 @@ impl Finisher {
     fn segment(&self, draft: SegmentDraft) -> RawSegment {
         let mut segment = draft.segment;
         if let Some(&[first, second]) = self.items(draft.pool_id) {
-            let part = |value| self.atoms.int(value).map_or(0, |int| int as u64);
+            let part = |value| self.atoms.word(value).unwrap_or(0);
             segment.pool_id = (part(first), part(second));
         }
         for &item in self.items(draft.blocks).unwrap_or(&[]) {
@@ -914,11 +909,11 @@ impl Finisher {
             Kind::Text(id) => self.atoms.strings.text(id).into_owned(),
             _ => String::new(),
         };
-        let int = |key| self.item(dict, key).and_then(|value| self.atoms.int(value));
-        let float = |key| self.item(dict, key).and_then(|value| self.atoms.float(value));
+        let unsigned = |key| self.atoms.unsigned(self.item(dict, key)?);
+        let float = |key| self.atoms.float(self.item(dict, key)?);
         Some(RawSettings {
             conf,
-            max_split_bytes: int(Known::MaxSplitSize).and_then(|bytes| u64::try_from(bytes).ok()),
+            max_split_bytes: unsigned(Known::MaxSplitSize),
             gc_threshold: float(Known::GcThreshold).unwrap_or(0.0),
             expandable: self.item(dict, Known::Expandable).is_some_and(truth),
             roundup_divisions: self.roundup_divisions(dict),
@@ -930,7 +925,7 @@ impl Finisher {
         let class = |&(key, value): &(Value, Value)| {
             let Kind::Text(id) = key.kind() else { return None };
             let mib = self.atoms.strings.text(id).parse().ok()?;
-            Some((mib, u64::try_from(self.atoms.int(value)?).ok()?))
+            Some((mib, self.atoms.unsigned(value)?))
         };
         let mut classes: Vec<(u64, u64)> = self.pairs(dict).iter().filter_map(class).collect();
         classes.sort_unstable();
@@ -944,43 +939,60 @@ impl Finisher {
             return Err(SnapshotError::Shape { found, expected: "a list with a list per device" });
         };
         let mut orders = Vec::new();
-        for (gpu, trace) in traces.to_vec().into_iter().enumerate() {
-            orders.push(self.order(gpu, trace)?);
+        let mut next = 0;
+        let traces = traces.to_vec();
+        for (gpu, trace) in traces.into_iter().enumerate() {
+            let order = self.order(gpu, trace, next)?;
+            next = order.end();
+            orders.push(order);
         }
         self.resolve_stacks()?;
         Ok(self.in_order(&orders))
     }
 
-    /// Where the entries of one device lie, oldest first.
-    fn order(&mut self, gpu: usize, trace: Value) -> Result<Vec<u32>, SnapshotError> {
-        let Some(items) = self.items(trace) else {
-            let found = format!("trace of GPU {gpu} is {}", self.atoms.describe(trace));
-            return Err(SnapshotError::Shape { found, expected: "a list of entries" });
-        };
-        let count = items.len();
-        let mut order = Vec::with_capacity(count);
-        for index in 0..count {
-            let wrong = |found, expected| SnapshotError::Entry { gpu, index, found, expected };
-            let item = self.items(trace).map_or(Value::ABSENT, |items| items[index]);
-            let entry = match self.object(item) {
-                Some(Object::Event(entry)) => entry,
-                Some(Object::Dict(_)) => {
-                    self.late_entry(item).map_err(|c| wrong(c.found, c.expected))?
-                }
-                _ => {
-                    let found = self.atoms.describe(item);
-                    return Err(wrong(found, "a dict with 'action', 'addr' and 'size'"));
-                }
-            };
-            let RawEntry { action, seen, .. } = self.collector.entries[entry as usize];
-            let needs_nothing = matches!(action, RawAction::Snapshot | RawAction::Unknown);
-            if !needs_nothing && seen != SEEN_ADDRESS | SEEN_SIZE {
-                let key = if seen & SEEN_SIZE == 0 { "size" } else { "addr" };
-                return Err(wrong(format!("no {key:?}"), "'addr' and 'size' in every entry"));
+    /// Where the entries of one device lie, oldest first. They usually lie there in a row, from
+    /// `next` on.
+    fn order(&mut self, gpu: usize, trace: Value, next: u32) -> Result<Order, SnapshotError> {
+        let list = match self.object(trace) {
+            Some(Object::NewList) => return Ok(Order::Row(next..next)),
+            Some(Object::List(list) | Object::Tuple(list)) => list as usize,
+            _ => {
+                let found = format!("trace of GPU {gpu} is {}", self.atoms.describe(trace));
+                return Err(SnapshotError::Shape { found, expected: "a list of entries" });
             }
+        };
+        let items = std::mem::take(&mut self.collector.lists[list]);
+        let mut order = Order::Row(next..next);
+        for (index, &item) in items.iter().enumerate() {
+            let entry = self.entry(item).map_err(|complaint| {
+                let Complaint { found, expected } = complaint;
+                SnapshotError::Entry { gpu, index, found, expected }
+            })?;
             order.push(entry);
         }
+        // The same list may stand for another device too.
+        self.collector.lists[list] = items;
         Ok(order)
+    }
+
+    /// The index of the entry that an item of a trace is.
+    fn entry(&mut self, item: Value) -> Result<u32, Complaint> {
+        let index = match self.object(item) {
+            Some(Object::Event(index)) => index,
+            Some(Object::Dict(_)) => self.late_entry(item)?,
+            _ => {
+                let found = self.atoms.describe(item);
+                return Err(Complaint { found, expected: "a dict with 'action', 'addr', 'size'" });
+            }
+        };
+        let RawEntry { action, seen, .. } = self.collector.entries[index as usize];
+        let needs_nothing = matches!(action, RawAction::Snapshot | RawAction::Unknown);
+        if !needs_nothing && seen != SEEN_ADDRESS | SEEN_SIZE {
+            let key = if seen & SEEN_SIZE == 0 { "size" } else { "addr" };
+            let found = format!("no {key:?}");
+            return Err(Complaint { found, expected: "'addr' and 'size' in every entry" });
+        }
+        Ok(index)
     }
 
     /// An entry whose dict was filled piece by piece.
@@ -1035,19 +1047,49 @@ impl Finisher {
         self.collector.stacks.intern(&stack).ok_or(SnapshotError::TooMany("stacks"))
     }
 
-    /// The entries of each device in its order. They usually lie there already.
-    fn in_order(&mut self, orders: &[Vec<u32>]) -> Vec<Vec<RawEntry>> {
+    /// The entries of each device in its order.
+    fn in_order(&mut self, orders: &[Order]) -> Vec<Vec<RawEntry>> {
         let mut entries = std::mem::take(&mut self.collector.entries);
-        let in_place = orders.iter().flatten().copied().eq(0..entries.len() as u32);
-        if !in_place {
-            let gather = |order: &Vec<u32>| order.iter().map(|&at| entries[at as usize]).collect();
+        let rows = orders.iter().all(|order| matches!(order, Order::Row(_)));
+        let whole = orders.last().is_some_and(|order| order.end() as usize == entries.len());
+        if !(rows && whole) {
+            let at = |index: u32| entries[index as usize];
+            let gather = |order: &Order| match order {
+                Order::Row(row) => row.clone().map(at).collect(),
+                Order::Scattered(indices) => indices.iter().copied().map(at).collect(),
+            };
             return orders.iter().map(gather).collect();
         }
         let mut devices: Vec<Vec<RawEntry>> = Vec::new();
         for order in orders.iter().rev() {
-            devices.push(entries.split_off(entries.len() - order.len()));
+            let Order::Row(row) = order else { continue };
+            devices.push(entries.split_off(row.start as usize));
         }
         devices.reverse();
         devices
+    }
+}
+
+/// Indices of the entries of a device.
+enum Order {
+    Row(Range<u32>),
+    Scattered(Vec<u32>),
+}
+
+impl Order {
+    fn push(&mut self, entry: u32) {
+        match self {
+            Order::Row(row) if row.end == entry => row.end += 1,
+            Order::Row(row) => *self = Order::Scattered(row.clone().chain([entry]).collect()),
+            Order::Scattered(indices) => indices.push(entry),
+        }
+    }
+
+    /// The index after the last of a row; beyond all entries otherwise.
+    fn end(&self) -> u32 {
+        match self {
+            Order::Row(row) => row.end,
+            Order::Scattered(_) => u32::MAX,
+        }
     }
 }

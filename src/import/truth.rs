@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use crate::trace::{Trace, Truth};
+use crate::trace::{BLOCK_BYTES_MAX, Trace, Truth};
 use crate::units::GIB;
 
 /// A truth file that is there cannot be used.
@@ -82,6 +82,10 @@ impl TruthFile {
             let (key, found) = ("cap_gib", cap.to_string());
             return Err(TruthError::Value { path, key, found, expected: "GiB, or 0 for none" });
         }
+        if let Some(total) = truth.total_memory.filter(|total| !(1..1 << 60).contains(total)) {
+            let (key, found) = ("total_memory", total.to_string());
+            return Err(TruthError::Value { path, key, found, expected: "bytes of the device" });
+        }
         Ok(Some(truth))
     }
 
@@ -137,18 +141,20 @@ fn fraction_in(settings: &str) -> Option<f64> {
     value?.trim().parse().ok()
 }
 
+/// The limit in bytes. One byte stands for 0, which the header would take for nonsense; both refuse
+/// everything.
 fn share_of(total_bytes: u64, fraction: f64) -> u64 {
-    (fraction * total_bytes as f64).floor() as u64
+    ((fraction * total_bytes as f64).floor() as u64).clamp(1, BLOCK_BYTES_MAX)
 }
 
 /// `dir/NAME.pickle.gz` → `dir/NAME.truth.json`.
 fn truth_path(snapshot: &Path) -> Option<PathBuf> {
-    let name = snapshot_name(snapshot)?;
+    let name = trace_name(snapshot)?;
     Some(snapshot.with_file_name(format!("{name}.truth.json")))
 }
 
-/// The NAME of `NAME.pickle.gz`; nothing for standard input.
-pub(super) fn snapshot_name(path: &Path) -> Option<String> {
+/// The NAME of `NAME.pickle.gz` or of any other file; nothing for standard input.
+pub(super) fn trace_name(path: &Path) -> Option<String> {
     let file = path.file_name()?.to_str()?;
     if file == "-" {
         return None;
