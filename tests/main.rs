@@ -4,6 +4,7 @@ mod caching;
 mod caching_property;
 mod cli;
 mod common;
+mod conformance;
 mod golden;
 mod import;
 mod model;

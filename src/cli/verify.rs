@@ -81,6 +81,11 @@ pub(super) fn execute(args: &Args, console: &Console) -> anyhow::Result<Verdict>
         let mut out: String =
             results.iter().map(|result| text::verify(result, console.style())).collect();
         out.push_str(&text::verify_summary(tally, console.style()));
+        // The same for every file that was compared without a difference.
+        let complete = results.iter().find(|result| result.exact && result.statistics > 0);
+        if let Some(result) = complete.or(results.first()) {
+            out.push_str(&text::verify_legend(result));
+        }
         console.print(&out)?;
     } else if !results.is_empty() {
         console.print(&json::one_or_many(&results, args.traces.len() == 1)?)?;

@@ -10,7 +10,8 @@
 //!   bytes ── rmm_csv ────────────────────────────────────┘
 //! ```
 //!
-//! One more format is one more file here, a variant of [`TraceFormat`] and an arm in [`read_trace`].
+//! One more format is one more file here, a variant of [`TraceFormat`] and an arm in
+//! [`read_trace`].
 
 mod intern;
 mod pickle;

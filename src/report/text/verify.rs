@@ -35,14 +35,26 @@ pub fn verify(result: &VerifyResult, style: Style) -> String {
         counted(result.segment_events, "segment event"),
         counted(result.blocks, "block"),
     ];
-    let mut list = |label: &str, items: &[String]| {
-        if !items.is_empty() {
-            parts.push(format!("{label}: {}", printable(&items.join(", "))));
-        }
-    };
-    list("compared", &result.compared);
-    list("not compared", &result.not_compared);
+    if result.refusals > 0 {
+        parts.push(counted(result.refusals, "refusal"));
+    }
+    if result.statistics > 0 {
+        parts.push(counted(result.statistics, "statistic"));
+    }
+    if !result.not_compared.is_empty() {
+        parts.push(format!("not compared: {}", printable(&result.not_compared.join("; "))));
+    }
     parts.join("  ") + "\n"
+}
+
+/// What the lines of several files have in common: what was compared, and what was taken from the
+/// recordings.
+pub fn verify_legend(result: &VerifyResult) -> String {
+    format!(
+        "compared: {}\ntaken from the recording: {}\n",
+        result.compared.join(", "),
+        result.taken_from_recording.join(", ")
+    )
 }
 
 /// `46 of 51 files exact, 3 differ, 2 could not be verified`
@@ -72,22 +84,23 @@ mod tests {
             events: 40_641,
             segment_events: 82,
             blocks: 20_001,
-            refusals: 0,
-            statistics: 0,
+            refusals: 1,
+            statistics: 93,
             ambiguous_groups: 0,
             version: Some("2.11.0+cu130".to_owned()),
             first_difference: None,
             compared: vec!["segments".to_owned(), "offsets".to_owned()],
             not_compared: vec!["peaks (reset while recording)".to_owned()],
+            taken_from_recording: vec!["base addresses".to_owned()],
         }
     }
 
     #[test]
-    fn an_exact_file_says_what_was_compared_and_what_not() {
+    fn an_exact_file_says_how_much_was_compared_and_what_not() {
         assert_eq!(
             verify(&result(), Style::default()),
             "exact   runs/llama.pickle.gz  40,641 events  82 segment events  20,001 blocks  \
-             compared: segments, offsets  not compared: peaks (reset while recording)\n"
+             1 refusal  93 statistics  not compared: peaks (reset while recording)\n"
         );
     }
 
