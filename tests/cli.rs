@@ -755,6 +755,6 @@ mod verify {
         let small = folder.file("small.txt", SMALL);
         let output = fraglab(&["verify", &small]);
         assert_code(&output, 2);
-        assert!(stderr(&output).contains("no recording"), "{}", stderr(&output));
+        assert!(stderr(&output).contains("nothing to compare"), "{}", stderr(&output));
     }
 }

@@ -10,6 +10,7 @@ use super::Verdict;
 use super::console::Console;
 use super::input::{self, is_stdio};
 use super::output;
+use super::progress::Progress;
 use crate::report::text::grouped;
 use crate::trace::{Trace, write_trace};
 use crate::units::Bytes;
@@ -79,7 +80,10 @@ impl Format {
 /// If it cannot be read or written, or if the output is the input.
 pub(super) fn execute(args: &Args, console: &Console) -> anyhow::Result<Verdict> {
     check(args)?;
-    let mut imported = input::read(&args.input, args.gpu)?;
+    let mut imported = {
+        let progress = Progress::over(std::slice::from_ref(&args.input), false);
+        input::read(&args.input, &progress.read_options(args.gpu))?
+    };
     for warning in &imported.warnings {
         console.warn(&args.input, warning);
     }
