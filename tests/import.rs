@@ -760,7 +760,7 @@ fn entries_without_stream_or_time_get_the_default() {
     p.raw(b"}(").text("segments").raw(b"]").text("device_traces").raw(b"](](}(");
     p.text("action").text("alloc").text("addr").int(-4096).text("size").int(5).raw(b"ueeu");
     let raw = read_torch_snapshot(p.finish().as_slice()).unwrap();
-    let (trace, warnings) = trace_from_snapshot(&raw, None).unwrap();
+    let (trace, warnings) = trace_from_snapshot(&raw, None, None).unwrap();
     assert!(warnings.is_empty());
     assert_eq!(trace.streams[trace.blocks[0].stream.index()].handle, 0);
     // The C++ writer gives addresses as signed numbers.
