@@ -2,6 +2,7 @@
 
 mod caching;
 mod caching_property;
+mod cases;
 mod cli;
 mod common;
 mod conformance;
