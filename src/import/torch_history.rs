@@ -548,6 +548,10 @@ impl<'a> HistoryReader<'a> {
                     .to_owned(),
             );
         }
+        let private = self.snapshot.segments.iter().filter(|segment| {
+            segment.pool_id != (0, 0) && device.is_some_and(|gpu| segment.device == gpu as u32)
+        });
+        let private = private.count() as u64;
         let mut warn = |count: u64, text: &str| {
             if count > 0 {
                 warnings.push(format!("{count} {text}"));
@@ -569,6 +573,11 @@ impl<'a> HistoryReader<'a> {
         warn(odd.requests_lost, "frees have only their completion: taken as plain frees");
         warn(odd.times_back, "entries are earlier than the one before: their times were raised");
         warn(odd.sizes_zero, "allocs of 0 bytes are left out");
+        warn(
+            private,
+            "segments belong to private pools (MemPool or CUDA graph), which are not modelled yet: \
+             their blocks are replayed in the default pools",
+        );
         warn(
             odd.trailing_segments,
             "segment entries at the end belong to no event and are left out",

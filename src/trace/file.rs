@@ -424,7 +424,11 @@ fn new_file_in(folder: &Path) -> io::Result<NamedTempFile> {
     let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o666);
     #[cfg(unix)]
     builder.permissions(permissions);
-    builder.tempfile_in(folder)
+    builder.tempfile_in(folder).map_err(|error| {
+        // The system's text names the temporary file, which nobody asked for.
+        let kind = error.kind();
+        io::Error::new(kind, format!("the folder {} cannot be written: {kind}", folder.display()))
+    })
 }
 
 impl Write for Target {

@@ -169,8 +169,8 @@ impl Caching {
         let config =
             Config::parse(&settings).map_err(|error| params.value_error(error.to_string()))?;
         if config.expandable_segments {
-            let message = "expandable_segments:True is not modelled yet; \
-                           --pytorch-conf '' replays with ordinary segments";
+            let message = "expandable_segments:True is not modelled yet; `run --pytorch-conf ''` \
+                           replays the trace with ordinary segments";
             return Err(params.value_error(message));
         }
         if inputs.private_pools {
