@@ -52,7 +52,8 @@ struct Bin {
 /// Free blocks in the order (size, address).
 #[derive(Clone, Debug)]
 pub(super) struct FreeSet {
-    bins: Box<[Bin]>,
+    /// As many as the largest class so far needs: a process may have many streams, most with few sizes.
+    bins: Vec<Bin>,
     occupied: [u64; WORDS],
     summary: u64,
 }
@@ -61,8 +62,7 @@ const _: () = assert!(WORDS <= 64, "one summary word covers all words");
 
 impl Default for FreeSet {
     fn default() -> Self {
-        let empty = Bin { first: Entry::NONE, rest: Vec::new() };
-        FreeSet { bins: vec![empty; CLASSES].into(), occupied: [0; WORDS], summary: 0 }
+        FreeSet { bins: Vec::new(), occupied: [0; WORDS], summary: 0 }
     }
 }
 
@@ -137,9 +137,17 @@ impl FreeSet {
     #[inline]
     pub(super) fn insert(&mut self, entry: Entry) {
         let class = class(entry.size_bytes);
+        if class >= self.bins.len() {
+            self.grow(class);
+        }
         self.bins[class].insert(entry);
         self.occupied[class / 64] |= 1 << (class % 64);
         self.summary |= 1 << (class / 64);
+    }
+
+    #[cold]
+    fn grow(&mut self, class: usize) {
+        self.bins.resize_with(class + 1, || Bin { first: Entry::NONE, rest: Vec::new() });
     }
 
     /// Takes a block out, which must be in the set.
@@ -169,8 +177,9 @@ impl FreeSet {
     /// The first block of at least this size: the smallest, and among equals the lowest address.
     pub(super) fn first_fit(&self, size_bytes: u64) -> Option<Entry> {
         let class = class(size_bytes);
-        match self.bins[class].first_fit(size_bytes) {
-            Some(place) => Some(*self.bins[class].at(place)),
+        let bin = self.bins.get(class)?;
+        match bin.first_fit(size_bytes) {
+            Some(place) => Some(*bin.at(place)),
             None => self.next_occupied(class + 1).map(|class| self.bins[class].first),
         }
     }
@@ -183,7 +192,7 @@ impl FreeSet {
         accepts: impl FnOnce(u64) -> bool,
     ) -> Option<u32> {
         let mut class = class(size_bytes);
-        let place = match self.bins[class].first_fit(size_bytes) {
+        let place = match self.bins.get(class)?.first_fit(size_bytes) {
             Some(place) => place,
             None => {
                 class = self.next_occupied(class + 1)?;

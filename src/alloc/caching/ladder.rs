@@ -106,7 +106,8 @@ impl Caching {
         };
         let kind = kind_of(set);
         let segment = self.segments.len() as u32;
-        let at = self.add_block(Block {
+        let at = self.spare.pop().unwrap_or(self.blocks.len() as u32);
+        let block = Block {
             address,
             size_bytes: segment_bytes,
             requested_bytes: 0,
@@ -117,7 +118,8 @@ impl Caching {
             set,
             owner: BlockId::NONE,
             state: BlockState::Free,
-        });
+        };
+        self.put_block(at, block);
         self.segments.push(Segment { address, size_bytes: segment_bytes, first: at });
         self.reserved_bytes += segment_bytes;
         self.stats.segment(kind, 1, segment_bytes);
@@ -232,7 +234,7 @@ impl Caching {
     pub(super) fn flush<E: Env>(&mut self, env: &mut E) {
         self.stats.num_sync_all_streams += 1;
         while let Some(handle) = env.wait_completed() {
-            self.complete(env, handle.0);
+            self.complete_deferred(env, handle);
         }
         for kind in [LARGE, SMALL] {
             for at in self.unsplit_free(kind) {

@@ -66,7 +66,7 @@ struct Block {
     segment: u32,
     /// The free set it belongs to: stream and kind of pool.
     set: u32,
-    /// The trace's block while allocated or pending.
+    /// The trace's block that it was last handed out for.
     owner: BlockId,
     state: BlockState,
 }
@@ -207,11 +207,6 @@ impl Caching {
         &self.config
     }
 
-    /// Completes a deferred block outside any malloc: something else waited for the device.
-    pub(crate) fn complete_deferred<E: Env>(&mut self, env: &mut E, handle: Handle) {
-        self.complete(env, handle.0);
-    }
-
     /// Whether ages of free blocks matter (spec 3.4 step 0).
     #[inline]
     fn collects_garbage(&self) -> bool {
@@ -244,32 +239,29 @@ impl Caching {
         size_bytes: u64,
         request: Request,
     ) -> Handle {
-        let block = self.blocks[at as usize];
+        let block = &mut self.blocks[at as usize];
+        let (block_bytes, was_split) = (block.size_bytes, block.is_split());
         let kind = kind_of(block.set);
-        let remainder_bytes = block.size_bytes - size_bytes;
+        let remainder_bytes = block_bytes - size_bytes;
         let splits = if kind == SMALL {
             remainder_bytes >= MIN_BLOCK_BYTES
         } else {
             size_bytes < self.config.max_split_size_bytes && remainder_bytes > LARGE_REMAINDER_BYTES
         };
-        let handed_bytes = if splits { size_bytes } else { block.size_bytes };
+        block.requested_bytes = request.size_bytes;
+        block.state = BlockState::Allocated;
+        block.owner = request.block;
+        let (mut handed_bytes, mut split_count, mut split_bytes) = (block_bytes, 0, 0);
         if splits {
-            self.split(at, block, size_bytes);
-            if block.is_split() {
-                self.stats.inactive_split_bytes.change(kind, -(size_bytes as i64));
-            } else {
-                self.stats.inactive_split.change(kind, 1);
-                self.stats.inactive_split_bytes.change(kind, remainder_bytes as i64);
-            }
-        } else if block.is_split() {
-            self.stats.inactive_split_bytes.change(kind, -(block.size_bytes as i64));
-            self.stats.inactive_split.change(kind, -1);
+            handed_bytes = size_bytes;
+            (split_count, split_bytes) =
+                if was_split { (0, -(size_bytes as i64)) } else { (1, remainder_bytes as i64) };
+            self.split(at, size_bytes);
+        } else if was_split {
+            (split_count, split_bytes) = (-1, -(block_bytes as i64));
         }
-        let handed = &mut self.blocks[at as usize];
-        handed.size_bytes = handed_bytes;
-        handed.requested_bytes = request.size_bytes;
-        handed.state = BlockState::Allocated;
-        handed.owner = request.block;
+        self.stats.inactive_split.change(kind, split_count);
+        self.stats.inactive_split_bytes.change(kind, split_bytes);
         self.stats.alloc(kind, handed_bytes, request.size_bytes);
         if handed_bytes >= self.config.max_split_size_bytes {
             self.stats.oversize_allocations.change(1);
@@ -281,48 +273,41 @@ impl Caching {
         Handle(at)
     }
 
-    /// Makes the high end of a block a free block of its own.
+    /// Makes the high end of a block, beyond `size_bytes`, a free block of its own.
     #[inline]
-    fn split(&mut self, at: u32, block: Block, size_bytes: u64) {
-        let kind = kind_of(block.set);
+    fn split(&mut self, at: u32, size_bytes: u64) {
+        let rest_at = self.spare.pop().unwrap_or(self.blocks.len() as u32);
+        let block = &mut self.blocks[at as usize];
+        let next = std::mem::replace(&mut block.next, rest_at);
+        let rest_bytes = block.size_bytes - size_bytes;
+        block.size_bytes = size_bytes;
         let rest = Block {
             address: block.address + size_bytes,
-            size_bytes: block.size_bytes - size_bytes,
+            size_bytes: rest_bytes,
             requested_bytes: 0,
-            gc_base: self.searches[kind],
+            gc_base: self.searches[kind_of(block.set)],
             prev: at,
-            next: block.next,
-            state: BlockState::Free,
+            next,
+            segment: block.segment,
+            set: block.set,
             owner: BlockId::NONE,
-            ..block
+            state: BlockState::Free,
         };
-        let rest_at = self.add_block(rest);
-        self.blocks[at as usize].next = rest_at;
-        if block.next != NONE {
-            self.blocks[block.next as usize].prev = rest_at;
+        self.put_block(rest_at, rest);
+        if next != NONE {
+            self.blocks[next as usize].prev = rest_at;
         }
-        self.insert_free(rest_at);
+        let entry = Entry { size_bytes: rest_bytes, address: rest.address, block: rest_at };
+        self.free[rest.set as usize].insert(entry);
     }
 
+    /// Stores a block under an id that is spare or the next new one.
     #[inline]
-    fn add_block(&mut self, block: Block) -> u32 {
-        match self.spare.pop() {
-            Some(at) => {
-                self.blocks[at as usize] = block;
-                at
-            }
-            None => {
-                self.blocks.push(block);
-                (self.blocks.len() - 1) as u32
-            }
+    fn put_block(&mut self, at: u32, block: Block) {
+        match self.blocks.get_mut(at as usize) {
+            Some(place) => *place = block,
+            None => self.blocks.push(block),
         }
-    }
-
-    #[inline]
-    fn insert_free(&mut self, at: u32) {
-        let block = &self.blocks[at as usize];
-        let entry = Entry { size_bytes: block.size_bytes, address: block.address, block: at };
-        self.free[block.set as usize].insert(entry);
     }
 
     /// The memory of a freed block becomes reusable: merges it with free neighbours (spec 4.5).
@@ -332,46 +317,64 @@ impl Caching {
             let action = self.block_action(ActionKind::FreeCompleted, at);
             env.log(action);
         }
-        let mut block = self.blocks[at as usize];
-        let kind = kind_of(block.set);
-        self.stats.free_completed(kind, block.size_bytes, block.requested_bytes);
-        let mut absorbed = 0i64;
-        let mut absorbed_bytes = 0i64;
-        if block.prev != NONE && self.blocks[block.prev as usize].is_free() {
-            let prev = self.blocks[block.prev as usize];
-            self.free[block.set as usize].remove(prev.size_bytes, prev.address);
-            self.spare.push(block.prev);
-            block.address = prev.address;
-            block.size_bytes += prev.size_bytes;
-            block.prev = prev.prev;
-            match prev.prev {
-                NONE => self.segments[block.segment as usize].first = at,
-                before => self.blocks[before as usize].next = at,
+        let &Block {
+            mut address, mut size_bytes, requested_bytes, mut prev, mut next, set, ..
+        } = &self.blocks[at as usize];
+        let kind = kind_of(set);
+        self.stats.free_completed(kind, requested_bytes);
+        let (mut split_count, mut split_bytes) = (0i64, 0i64);
+        if prev != NONE {
+            let low = &self.blocks[prev as usize];
+            if low.is_free() {
+                self.free[set as usize].remove(low.size_bytes, low.address);
+                self.spare.push(prev);
+                split_count -= 1;
+                split_bytes -= low.size_bytes as i64;
+                address = low.address;
+                size_bytes += low.size_bytes;
+                prev = low.prev;
+                if prev == NONE {
+                    self.segments[low.segment as usize].first = at;
+                } else {
+                    self.blocks[prev as usize].next = at;
+                }
             }
-            absorbed += 1;
-            absorbed_bytes += prev.size_bytes as i64;
         }
-        if block.next != NONE && self.blocks[block.next as usize].is_free() {
-            let next = self.blocks[block.next as usize];
-            self.free[block.set as usize].remove(next.size_bytes, next.address);
-            self.spare.push(block.next);
-            block.size_bytes += next.size_bytes;
-            block.next = next.next;
-            if next.next != NONE {
-                self.blocks[next.next as usize].prev = at;
+        if next != NONE {
+            let high = &self.blocks[next as usize];
+            if high.is_free() {
+                self.free[set as usize].remove(high.size_bytes, high.address);
+                self.spare.push(next);
+                split_count -= 1;
+                split_bytes -= high.size_bytes as i64;
+                size_bytes += high.size_bytes;
+                next = high.next;
+                if next != NONE {
+                    self.blocks[next as usize].prev = at;
+                }
             }
-            absorbed += 1;
-            absorbed_bytes += next.size_bytes as i64;
         }
+        let block = &mut self.blocks[at as usize];
+        block.address = address;
+        block.size_bytes = size_bytes;
+        block.prev = prev;
+        block.next = next;
         block.state = BlockState::Free;
-        block.owner = BlockId::NONE;
         block.gc_base = self.searches[kind];
-        self.blocks[at as usize] = block;
-        self.insert_free(at);
-        let (still, still_bytes) =
-            if block.is_split() { (1, block.size_bytes as i64) } else { (0, 0) };
-        self.stats.inactive_split.change(kind, still - absorbed);
-        self.stats.inactive_split_bytes.change(kind, still_bytes - absorbed_bytes);
+        self.free[set as usize].insert(Entry { size_bytes, address, block: at });
+        if prev != NONE || next != NONE {
+            split_count += 1;
+            split_bytes += size_bytes as i64;
+        }
+        self.stats.inactive_split.change(kind, split_count);
+        self.stats.inactive_split_bytes.change(kind, split_bytes);
+    }
+
+    /// A deferred block completes: a malloc looked, or something waited for the device.
+    pub(crate) fn complete_deferred<E: Env>(&mut self, env: &mut E, handle: Handle) {
+        let block = &self.blocks[handle.0 as usize];
+        self.stats.end_defer(kind_of(block.set), block.size_bytes);
+        self.complete(env, handle.0);
     }
 
     /// What every free begins with (spec 4.2 steps 1 to 3).
@@ -408,7 +411,7 @@ impl Allocator for Caching {
     #[inline]
     fn malloc<E: Env>(&mut self, env: &mut E, request: Request) -> Result<Handle, OutOfMemory> {
         while let Some(handle) = env.next_completed() {
-            self.complete(env, handle.0);
+            self.complete_deferred(env, handle);
         }
         if request.size_bytes > LARGEST_REQUEST_BYTES {
             return Err(self.out_of_memory(env, request.size_bytes, request));
@@ -430,7 +433,9 @@ impl Allocator for Caching {
 
     fn defer<E: Env>(&mut self, env: &mut E, handle: Handle) {
         self.begin_free(env, handle.0);
-        self.blocks[handle.0 as usize].state = BlockState::Deferred;
+        let block = &mut self.blocks[handle.0 as usize];
+        block.state = BlockState::Deferred;
+        self.stats.defer(kind_of(block.set), block.size_bytes);
     }
 
     fn empty_cache<E: Env>(&mut self, env: &mut E) {
@@ -443,8 +448,8 @@ impl Allocator for Caching {
     #[inline]
     fn levels(&self) -> Levels {
         Levels {
-            allocated_bytes: self.stats.all_now.allocated_bytes,
-            active_bytes: self.stats.all_now.active_bytes,
+            allocated_bytes: self.stats.allocated_bytes(),
+            active_bytes: self.stats.active_bytes(),
             reserved_bytes: self.reserved_bytes,
         }
     }
@@ -495,7 +500,7 @@ impl Allocator for Caching {
             while at != NONE {
                 let block = &self.blocks[at as usize];
                 visit(LayoutBlock {
-                    block: block.owner,
+                    block: if block.is_free() { BlockId::NONE } else { block.owner },
                     segment: ordinal,
                     segment_address: segment.address,
                     address: block.address,

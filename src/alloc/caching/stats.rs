@@ -1,8 +1,8 @@
 //! PyTorch's own statistics, with PyTorch's definitions (spec 8).
 //!
 //! Each array statistic has `current`, `peak`, `allocated` (sum of increases) and `freed` (sum of
-//! decreases), for `all` pools and for the small and the large ones. Hot statistics move together, so
-//! they are kept as rows: what the flat names need is derived at the end.
+//! decreases), for `all` pools and for the small and the large ones. Those that move at every alloc and
+//! free are kept as few numbers as carry them all; the flat names are derived at the end.
 
 /// Kind of pool: small or large. Also an index.
 pub(super) type Kind = usize;
@@ -11,12 +11,11 @@ pub(super) const LARGE: Kind = 1;
 
 /// Values that move at every alloc and free.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Row {
-    pub(super) allocation: u64,
-    pub(super) allocated_bytes: u64,
-    pub(super) active: u64,
-    pub(super) active_bytes: u64,
-    pub(super) requested_bytes: u64,
+struct Row {
+    allocation: u64,
+    allocated_bytes: u64,
+    /// Falls at completion, not at the free request.
+    requested_bytes: u64,
 }
 
 impl Row {
@@ -30,19 +29,69 @@ impl Row {
         };
         raise(&mut self.allocation, now.allocation);
         raise(&mut self.allocated_bytes, now.allocated_bytes);
-        raise(&mut self.active, now.active);
-        raise(&mut self.active_bytes, now.active_bytes);
         raise(&mut self.requested_bytes, now.requested_bytes);
     }
 }
 
-/// Sums of increases. Blocks become allocated and active together, so one count and one sum of bytes
-/// serve both.
+/// Number and bytes of blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Totals {
+struct Amount {
     count: u64,
     bytes: u64,
-    requested_bytes: u64,
+}
+
+impl Amount {
+    fn raise_to(&mut self, count: u64, bytes: u64) {
+        self.count = self.count.max(count);
+        self.bytes = self.bytes.max(bytes);
+    }
+}
+
+/// The hot statistics of one kind of pool, or of all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Hot {
+    now: Row,
+    peak: Row,
+    /// Sums of increases. Blocks become allocated and active together, so that one count and one sum
+    /// of bytes serve both.
+    total: Row,
+    /// Freed by the program, not completed: active is allocated plus these.
+    pending: Amount,
+    /// Peak of active while anything was pending. At any other time active is what allocated is, and
+    /// where allocated has its peak, active is no less; so the peak of active is the larger of both.
+    active_peak: Amount,
+}
+
+impl Hot {
+    #[inline]
+    fn alloc(&mut self, size_bytes: u64, request_bytes: u64) {
+        self.now.allocation += 1;
+        self.now.allocated_bytes += size_bytes;
+        self.now.requested_bytes += request_bytes;
+        self.peak.raise_to(&self.now);
+        if self.pending.count > 0 {
+            self.active_peak.raise_to(
+                self.now.allocation + self.pending.count,
+                self.now.allocated_bytes + self.pending.bytes,
+            );
+        }
+    }
+
+    #[inline]
+    fn free_requested(&mut self, size_bytes: u64) {
+        self.now.allocation -= 1;
+        self.now.allocated_bytes -= size_bytes;
+    }
+
+    fn defer(&mut self, size_bytes: u64) {
+        self.pending.count += 1;
+        self.pending.bytes += size_bytes;
+    }
+
+    fn end_defer(&mut self, size_bytes: u64) {
+        self.pending.count -= 1;
+        self.pending.bytes -= size_bytes;
+    }
 }
 
 /// A statistic with all its metrics.
@@ -99,12 +148,9 @@ impl PoolStat {
 /// All statistics of one device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Stats {
-    now: [Row; 2],
-    /// Sum of both kinds, kept so that its peaks cost one comparison each.
-    pub(super) all_now: Row,
-    peak: [Row; 2],
-    all_peak: Row,
-    totals: [Totals; 2],
+    kinds: [Hot; 2],
+    /// Both kinds together, kept so that its peaks cost one comparison each.
+    all: Hot,
     pub(super) segment: PoolStat,
     pub(super) reserved_bytes: PoolStat,
     pub(super) inactive_split: PoolStat,
@@ -129,41 +175,53 @@ impl StatOnly {
 }
 
 impl Stats {
+    /// Bytes of blocks in the program's hands.
+    #[inline]
+    pub(super) fn allocated_bytes(&self) -> u64 {
+        self.all.now.allocated_bytes
+    }
+
+    /// Allocated bytes, and those of blocks that wait for another stream.
+    #[inline]
+    pub(super) fn active_bytes(&self) -> u64 {
+        self.all.now.allocated_bytes + self.all.pending.bytes
+    }
+
     /// A block of `size_bytes` was handed out for `request_bytes`.
     #[inline]
     pub(super) fn alloc(&mut self, kind: Kind, size_bytes: u64, request_bytes: u64) {
-        for row in [&mut self.now[kind], &mut self.all_now] {
-            row.allocation += 1;
-            row.allocated_bytes += size_bytes;
-            row.active += 1;
-            row.active_bytes += size_bytes;
-            row.requested_bytes += request_bytes;
-        }
-        let totals = &mut self.totals[kind];
-        totals.count += 1;
-        totals.bytes += size_bytes;
-        totals.requested_bytes += request_bytes;
-        self.peak[kind].raise_to(&self.now[kind]);
-        self.all_peak.raise_to(&self.all_now);
+        let hot = &mut self.kinds[kind];
+        hot.alloc(size_bytes, request_bytes);
+        hot.total.allocation += 1;
+        hot.total.allocated_bytes += size_bytes;
+        hot.total.requested_bytes += request_bytes;
+        self.all.alloc(size_bytes, request_bytes);
     }
 
     /// The program freed a block.
     #[inline]
     pub(super) fn free_requested(&mut self, kind: Kind, size_bytes: u64) {
-        for row in [&mut self.now[kind], &mut self.all_now] {
-            row.allocation -= 1;
-            row.allocated_bytes -= size_bytes;
-        }
+        self.kinds[kind].free_requested(size_bytes);
+        self.all.free_requested(size_bytes);
+    }
+
+    /// A freed block waits for another stream.
+    pub(super) fn defer(&mut self, kind: Kind, size_bytes: u64) {
+        self.kinds[kind].defer(size_bytes);
+        self.all.defer(size_bytes);
+    }
+
+    /// A block waits no longer; its completion follows.
+    pub(super) fn end_defer(&mut self, kind: Kind, size_bytes: u64) {
+        self.kinds[kind].end_defer(size_bytes);
+        self.all.end_defer(size_bytes);
     }
 
     /// A freed block became reusable.
     #[inline]
-    pub(super) fn free_completed(&mut self, kind: Kind, size_bytes: u64, request_bytes: u64) {
-        for row in [&mut self.now[kind], &mut self.all_now] {
-            row.active -= 1;
-            row.active_bytes -= size_bytes;
-            row.requested_bytes -= request_bytes;
-        }
+    pub(super) fn free_completed(&mut self, kind: Kind, request_bytes: u64) {
+        self.kinds[kind].now.requested_bytes -= request_bytes;
+        self.all.now.requested_bytes -= request_bytes;
     }
 
     /// Device memory obtained (`by` > 0) or returned.
@@ -180,28 +238,26 @@ impl Stats {
     /// Every statistic under PyTorch's flat name. `max_split_size` is −1 when unlimited.
     pub(super) fn flat(&self, max_split_size: i64) -> Vec<(String, i64)> {
         let mut flat = Vec::with_capacity(140);
-        let counts = |at: usize| (self.totals[at].count, self.totals[at].bytes);
-        let requested = |at: usize| self.totals[at].requested_bytes;
-        let mut hot = |name: &str, of: fn(&Row) -> u64, total: &dyn Fn(usize) -> u64| {
-            let rows = [
-                ("all", &self.all_now, &self.all_peak, total(SMALL) + total(LARGE)),
-                ("small_pool", &self.now[SMALL], &self.peak[SMALL], total(SMALL)),
-                ("large_pool", &self.now[LARGE], &self.peak[LARGE], total(LARGE)),
-            ];
-            for (pool, now, peak, allocated) in rows {
-                let stat = Stat {
-                    current: of(now) as i64,
-                    peak: of(peak) as i64,
-                    allocated: allocated as i64,
-                };
-                push(&mut flat, &format!("{name}.{pool}"), &stat);
-            }
-        };
-        hot("allocation", |row| row.allocation, &|at| counts(at).0);
-        hot("allocated_bytes", |row| row.allocated_bytes, &|at| counts(at).1);
-        hot("active", |row| row.active, &|at| counts(at).0);
-        hot("active_bytes", |row| row.active_bytes, &|at| counts(at).1);
-        hot("requested_bytes", |row| row.requested_bytes, &requested);
+        let all = Hot { total: self.all_total(), ..self.all };
+        let pools =
+            [("all", &all), ("small_pool", &self.kinds[SMALL]), ("large_pool", &self.kinds[LARGE])];
+        for (pool, hot) in pools {
+            let Hot { now, peak, total, pending, active_peak } = hot;
+            let mut one = |name: &str, current: u64, peak: u64, allocated: u64| {
+                let [current, peak, allocated] = [current, peak, allocated].map(|n| n as i64);
+                push(&mut flat, &format!("{name}.{pool}"), &Stat { current, peak, allocated });
+            };
+            let (count, bytes) = (now.allocation, now.allocated_bytes);
+            let active_count_peak = peak.allocation.max(active_peak.count);
+            let active_bytes_peak = peak.allocated_bytes.max(active_peak.bytes);
+            one("allocation", count, peak.allocation, total.allocation);
+            one("allocated_bytes", bytes, peak.allocated_bytes, total.allocated_bytes);
+            one("active", count + pending.count, active_count_peak, total.allocation);
+            let active_bytes = bytes + pending.bytes;
+            one("active_bytes", active_bytes, active_bytes_peak, total.allocated_bytes);
+            let requested_bytes = now.requested_bytes;
+            one("requested_bytes", requested_bytes, peak.requested_bytes, total.requested_bytes);
+        }
         let pools = [
             ("segment", &self.segment),
             ("reserved_bytes", &self.reserved_bytes),
@@ -225,6 +281,17 @@ impl Stats {
         ];
         flat.extend(counters.map(|(name, value)| (name.to_owned(), value)));
         flat
+    }
+}
+
+impl Stats {
+    fn all_total(&self) -> Row {
+        let [small, large] = [&self.kinds[SMALL].total, &self.kinds[LARGE].total];
+        Row {
+            allocation: small.allocation + large.allocation,
+            allocated_bytes: small.allocated_bytes + large.allocated_bytes,
+            requested_bytes: small.requested_bytes + large.requested_bytes,
+        }
     }
 }
 
