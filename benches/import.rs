@@ -1,8 +1,8 @@
 //! How fast snapshots are read: bytes a second of the decompressed pickle, from memory.
 //!
-//! `cargo bench --bench import` measures with criterion; `cargo bench --bench import -- --once FILE`
-//! reads one decompressed pickle once and prints seconds, MB/s and the peak of resident memory: that
-//! is what `benches/import_vs_cpython.sh` puts beside CPython.
+//! `cargo bench --bench import` measures with criterion. `cargo bench --bench import -- --once
+//! FILE` reads one decompressed pickle once and prints seconds, MB/s and the peak of resident
+//! memory: that is what `benches/import_vs_cpython.sh` puts beside CPython.
 
 use std::fs::File;
 use std::io::Read;

@@ -20,7 +20,8 @@ for file in "$@"; do
     esac
     echo "$(basename "$plain"), $(wc -c <"$plain") bytes"
     for _ in 1 2 3; do
-        (cd "$here" && cargo bench --quiet --no-default-features --features cli --bench import -- --once "$plain")
+        (cd "$here" && cargo bench --quiet --no-default-features --features cli \
+            --bench import -- --once "$plain")
         python3 - "$plain" <<'PYTHON'
 import os, pickle, resource, sys, time
 start = time.perf_counter()

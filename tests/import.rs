@@ -3,6 +3,8 @@
 //! Fixtures and the digests of the recordings come from CPython's own pickle module: see
 //! `tests/import/make_fixtures.py`.
 
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
 use std::fs::File;
 use std::io::{Cursor, Read};
 use std::path::{Path, PathBuf};
@@ -295,9 +297,9 @@ fn a_stack_that_comes_in_batches_is_whole() {
 
 #[test]
 fn containers_filled_after_they_were_shared_are_whole() {
-    // {'segments': [], 'device_traces': [D]} where the trace D, its entry E, the entry's stack S and
-    // the frame F are each in the memo and in their parents before a single item is in them, and
-    // are filled item by item afterwards, from the innermost out.
+    // {'segments': [], 'device_traces': [D]} where the trace D, its entry E, the entry's stack S
+    // and the frame F are each in the memo and in their parents before a single item is in them,
+    // and are filled item by item afterwards.
     let mut p = PickleWriter::new();
     p.raw(b"}q\x00");
     p.text("segments").raw(b"]s");
@@ -419,6 +421,33 @@ fn lengths_that_lie_do_not_allocate() {
     p.raw(b"(").text("segments").raw(b"]").text("device_traces").raw(b"]u");
     p.raw(b"j").raw(&u32::MAX.to_le_bytes());
     assert!(import(&p.finish()).unwrap().trace.events.is_empty());
+}
+
+#[test]
+fn small_files_with_much_sharing_do_not_fill_memory() {
+    // 30,000 devices that share a trace of 30,000 references to one entry: 200 kB of file would
+    // become 900 million entries. Likewise segments that share their blocks.
+    let entry = |p: &mut PickleWriter| {
+        p.raw(b"}(").text("action").text("alloc").text("addr").int(1).text("size").int(1);
+        p.raw(b"u");
+    };
+    let block = |p: &mut PickleWriter| {
+        p.raw(b"}(").text("state").text("inactive").text("size").int(1).raw(b"u");
+    };
+    let mut p = PickleWriter::new();
+    p.raw(b"}(").text("segments").raw(b"]").text("device_traces").raw(b"](](");
+    entry(&mut p);
+    p.raw(b"q\x01").raw(&b"h\x01".repeat(30_000)).raw(b"eq\x02");
+    p.raw(&b"h\x02".repeat(30_000)).raw(b"eu");
+    assert!(error_of(&p.finish()).contains("stand in too many places"));
+
+    let mut p = PickleWriter::new();
+    p.raw(b"}(").text("device_traces").raw(b"]").text("segments").raw(b"](}(");
+    p.text("total_size").int(1).text("blocks").raw(b"](");
+    block(&mut p);
+    p.raw(b"q\x01").raw(&b"h\x01".repeat(30_000)).raw(b"euq\x02");
+    p.raw(&b"h\x02".repeat(30_000)).raw(b"eu");
+    assert!(error_of(&p.finish()).contains("stand in too many places"));
 }
 
 #[test]
@@ -731,7 +760,7 @@ fn entries_without_stream_or_time_get_the_default() {
     p.raw(b"}(").text("segments").raw(b"]").text("device_traces").raw(b"](](}(");
     p.text("action").text("alloc").text("addr").int(-4096).text("size").int(5).raw(b"ueeu");
     let raw = read_torch_snapshot(p.finish().as_slice()).unwrap();
-    let (trace, warnings) = trace_from_snapshot(&raw, None).unwrap();
+    let (trace, warnings) = trace_from_snapshot(&raw, None, None).unwrap();
     assert!(warnings.is_empty());
     assert_eq!(trace.streams[trace.blocks[0].stream.index()].handle, 0);
     // The C++ writer gives addresses as signed numbers.
@@ -835,9 +864,8 @@ fn rmm_errors_name_line_and_field() {
         ("1,0.5,allocate,0x1,256,main", "line 3: stream \"main\"; expected a handle"),
     ];
     for (row, expected) in cases {
-        let log = format!(
-            "Thread,Time,Action,Pointer,Size,Stream\n1,1634567890.123456,allocate,0x1,1,0x0\n{row}\n"
-        );
+        let first = "1,1634567890.123456,allocate,0x1,1,0x0";
+        let log = format!("Thread,Time,Action,Pointer,Size,Stream\n{first}\n{row}\n");
         let error = read_rmm_csv(log.as_bytes()).expect_err(row).to_string();
         assert!(error.starts_with(expected), "{error}\nshould begin {expected}");
     }
@@ -860,10 +888,11 @@ fn read_trace_tells_formats_by_content() {
     let snapshot = fixture("protocol4.pickle");
     let mut gz = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     std::io::copy(&mut snapshot.as_slice(), &mut gz).unwrap();
+    let packed = gz.finish().unwrap();
     // Names that say nothing, or lie.
     for (name, bytes) in [
         ("a.pickle", snapshot.clone()),
-        ("b.json", gz.finish().unwrap()),
+        ("b.json", packed.clone()),
         ("c", zstd::encode_all(snapshot.as_slice(), 1).unwrap()),
     ] {
         check_fixture(&read(&write(name, &bytes)));
@@ -877,6 +906,11 @@ fn read_trace_tells_formats_by_content() {
     let path = write("cut.pickle", &snapshot[..100]);
     let expected = format!("{}: byte 100: the file ends here; expected", path.display());
     assert!(error(&path).starts_with(&expected), "{}", error(&path));
+    let path = write("cut.pickle.gz", &packed[..packed.len() / 2]);
+    let message = error(&path);
+    assert!(message.starts_with(&format!("{}: ", path.display())), "{message}");
+    assert!(message.contains("truncated"), "{message}");
+    assert_eq!(message.lines().count(), 1);
     let path = write("bad.trace", b"alloc a 1MiB\nfree b\n");
     assert!(error(&path).starts_with(&format!("{}:2:", path.display())), "{}", error(&path));
     assert!(error(&dir.path().join("absent.pickle")).contains("absent.pickle: "));

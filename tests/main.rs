@@ -5,6 +5,7 @@ mod caching_property;
 mod cases;
 mod cli;
 mod common;
+mod conformance;
 mod golden;
 mod import;
 mod model;

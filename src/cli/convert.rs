@@ -10,6 +10,7 @@ use super::Verdict;
 use super::console::Console;
 use super::input::{self, is_stdio};
 use super::output;
+use super::progress::Progress;
 use crate::report::text::grouped;
 use crate::trace::{Trace, write_trace};
 use crate::units::Bytes;
@@ -20,6 +21,7 @@ Examples:
   fraglab convert snapshot.pickle job.parquet
   fraglab convert job.json - --to text | less
   zcat log.csv.gz | fraglab convert - job.json --name etl
+  fraglab convert snapshot.pickle job.json.zst --strategies recompute,lora
 
 The name of OUT says the format: NAME.json (native, holds everything), NAME.parquet, NAME.txt (for \
 people); with .gz or .zst behind it, compressed. Warnings tell what the format cannot hold.
@@ -49,6 +51,10 @@ pub(super) struct Args {
     /// Give the trace another name
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
+
+    /// Say which strategies the job used: recompute, offload, zero3, ... with commas between
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    strategies: Option<Vec<String>>,
 }
 
 /// A format that can be written.
@@ -79,12 +85,18 @@ impl Format {
 /// If it cannot be read or written, or if the output is the input.
 pub(super) fn execute(args: &Args, console: &Console) -> anyhow::Result<Verdict> {
     check(args)?;
-    let mut imported = input::read(&args.input, args.gpu)?;
+    let mut imported = {
+        let progress = Progress::over(std::slice::from_ref(&args.input), false);
+        input::read(&args.input, &progress.read_options(args.gpu))?
+    };
     for warning in &imported.warnings {
         console.warn(&args.input, warning);
     }
     if let Some(name) = &args.name {
         imported.trace.header.name.clone_from(name);
+    }
+    if let Some(strategies) = &args.strategies {
+        imported.trace.header.strategies.clone_from(strategies);
     }
     let (warnings, written_bytes) = match args.to {
         Some(format) => write_stdout(&imported.trace, format)?,

@@ -8,6 +8,7 @@ use super::Verdict;
 use super::console::Console;
 use super::input::{self, ReadFailure};
 use super::progress::Progress;
+use crate::import::ReadOptions;
 use crate::report::json;
 use crate::report::text::{self, FileFacts};
 
@@ -70,16 +71,17 @@ pub(super) fn execute(args: &Args, console: &Console) -> anyhow::Result<Verdict>
 
 fn all_facts(args: &Args) -> Vec<Result<FileFacts, ReadFailure>> {
     let progress = Progress::over(&args.traces, false);
+    let options = progress.read_options(args.gpu);
     let facts = args.traces.par_iter().map(|path| {
-        let facts = facts(path, args.gpu);
+        let facts = facts(path, &options);
         progress.file_done();
         facts
     });
     facts.collect()
 }
 
-fn facts(path: &Path, gpu: Option<u32>) -> Result<FileFacts, ReadFailure> {
-    let imported = input::read(path, gpu)?;
+fn facts(path: &Path, options: &ReadOptions) -> Result<FileFacts, ReadFailure> {
+    let imported = input::read(path, options)?;
     let file = path.display().to_string();
     Ok(FileFacts::new(file, input::size_on_disk(path), &imported.trace, imported.warnings))
 }

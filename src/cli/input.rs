@@ -11,9 +11,8 @@ use crate::trace::TextError;
 ///
 /// # Errors
 /// One line that begins with the file name.
-pub(super) fn read(path: &Path, gpu: Option<u32>) -> Result<Imported, ReadFailure> {
-    read_trace(path, &ReadOptions { gpu, progress: None })
-        .map_err(|error| ReadFailure::new(path, &error))
+pub(super) fn read(path: &Path, options: &ReadOptions) -> Result<Imported, ReadFailure> {
+    read_trace(path, options).map_err(|error| ReadFailure::new(path, &error))
 }
 
 /// A trace could not be read: one line with the file name, and for text traces the place.

@@ -16,6 +16,7 @@
 
 mod console;
 mod convert;
+mod expectations;
 mod info;
 mod input;
 mod list;
@@ -61,7 +62,7 @@ struct Cli {
 
     /// Threads to work on; results are the same on any number
     ///
-    /// By default one per core. Events per second are measured while the other cells run:
+    /// By default one per core. The event rate (events a second) is measured while the other cells run:
     /// use --threads 1 for undisturbed ones.
     #[arg(long, global = true, value_name = "N", help_heading = "Global options")]
     threads: Option<NonZeroUsize>,

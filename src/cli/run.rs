@@ -11,13 +11,17 @@ use rayon::prelude::*;
 
 use super::Verdict;
 use super::console::Console;
+use super::expectations::{ExpectReport, Expected, place};
 use super::input;
 use super::output;
 use super::progress::Progress;
+use crate::alloc::registry::{self, Visitor};
 use crate::alloc::spec::AllocSpec;
+use crate::alloc::{Allocator, BuildInputs};
 use crate::device::CostProfile;
+use crate::device::sim::UNLIMITED_TOTAL_BYTES;
 use crate::engine::{self, Observe, Observed, RunOptions, RunResult, Status};
-use crate::report::expect::{self, Checked};
+use crate::import::ReadOptions;
 use crate::report::json;
 use crate::report::table::{self, Part, TableFormat};
 use crate::report::text::{self, TraceRuns};
@@ -249,11 +253,17 @@ impl Plan {
         Ok(plan)
     }
 
-    /// A misspelt allocator is told before any file is read: an empty trace needs it built, no more.
+    /// A misspelt allocator is told before any file is read.
     fn check_specs(&self) -> anyhow::Result<()> {
-        let empty = Trace::default();
+        let total_bytes = self.options.capacity_bytes.unwrap_or(UNLIMITED_TOTAL_BYTES);
+        let inputs = BuildInputs {
+            settings: self.options.settings.clone(),
+            limit_bytes: self.options.limit_bytes,
+            device_total_bytes: total_bytes,
+            ..BuildInputs::default()
+        };
         for spec in &self.specs {
-            engine::run(&empty, spec, &self.options, Observe::default())?;
+            registry::build(spec, &inputs, Buildable)?;
         }
         Ok(())
     }
@@ -277,6 +287,15 @@ impl Plan {
         }
         Ok(specs)
     }
+}
+
+/// Wants to know only whether an allocator can be built.
+struct Buildable;
+
+impl Visitor for Buildable {
+    type Output = ();
+
+    fn visit<A: Allocator + Send + 'static>(self, _allocator: A) {}
 }
 
 /// A profile that ships, or one from a file.
@@ -344,9 +363,9 @@ pub(super) fn execute(args: Args, console: &Console) -> anyhow::Result<Verdict> 
         print_tables(&runs, console)?;
     }
     if plan.check_expect {
-        let report = check_expectations(&runs);
+        let report = ExpectReport::of(results_with_expectations(&runs));
         verdict = verdict.max(report.verdict());
-        report.print(&plan, json_on_stdout, console)?;
+        report.print(plan.quiet, json_on_stdout, console)?;
     } else if results(&runs).any(|result| result.outcome.status == Status::Oom) {
         verdict = verdict.max(Verdict::No);
     }
@@ -357,18 +376,28 @@ fn results<'a>(runs: &'a [(&Path, TraceRun)]) -> impl Iterator<Item = &'a RunRes
     runs.iter().flat_map(|(_, run)| run.cells.iter().filter_map(Cell::result))
 }
 
+fn results_with_expectations<'a>(
+    runs: &'a [(&Path, TraceRun)],
+) -> impl Iterator<Item = Expected<'a>> {
+    runs.iter().flat_map(|(path, run)| {
+        let cells = run.cells.iter().filter_map(|cell| Some((&cell.spec, cell.result()?)));
+        cells.map(|(spec, result)| Expected { path, spec, result, lines: &run.expectations })
+    })
+}
+
 fn replay_all(plan: &Plan) -> Vec<anyhow::Result<TraceRun>> {
     let progress = Progress::over(&plan.traces, plan.quiet);
+    let options = progress.read_options(plan.gpu);
     let runs = plan.traces.par_iter().map(|path| {
-        let run = replay(plan, path);
+        let run = replay(plan, path, &options);
         progress.file_done();
         run
     });
     runs.collect()
 }
 
-fn replay(plan: &Plan, path: &Path) -> anyhow::Result<TraceRun> {
-    let imported = input::read(path, plan.gpu)?;
+fn replay(plan: &Plan, path: &Path, options: &ReadOptions) -> anyhow::Result<TraceRun> {
+    let imported = input::read(path, options)?;
     let trace = &imported.trace;
     anyhow::ensure!(
         !plan.check_expect || !trace.header.expectations.is_empty(),
@@ -477,125 +506,6 @@ fn print_tables(runs: &[(&Path, TraceRun)], console: &Console) -> anyhow::Result
     Ok(())
 }
 
-/// How the expectations of all traces turned out.
-#[derive(Default)]
-struct ExpectReport {
-    held: usize,
-    /// A line for every one that failed.
-    failures: Vec<String>,
-    /// Those that could not be checked.
-    errors: Vec<anyhow::Error>,
-}
-
-impl ExpectReport {
-    fn verdict(&self) -> Verdict {
-        match (self.errors.is_empty(), self.failures.is_empty()) {
-            (false, _) => Verdict::Failed,
-            (true, false) => Verdict::No,
-            (true, true) => Verdict::Good,
-        }
-    }
-
-    /// Failures are the answer: they go to standard output unless JSON stands there.
-    fn print(&self, plan: &Plan, json_on_stdout: bool, console: &Console) -> anyhow::Result<()> {
-        for error in &self.errors {
-            console.error(error);
-        }
-        let mut lines = self.failures.clone();
-        if self.verdict() == Verdict::Good && self.held > 0 && !plan.quiet {
-            let (noun, verb) =
-                if self.held == 1 { ("expectation", "holds") } else { ("expectations", "hold") };
-            lines.push(format!("{} {noun} {verb}", text::grouped(self.held as u64)));
-        }
-        for line in lines {
-            if json_on_stdout {
-                console.note(&line);
-            } else {
-                console.print(&format!("{}\n", text::printable(&line)))?;
-            }
-        }
-        Ok(())
-    }
-}
-
-fn check_expectations(runs: &[(&Path, TraceRun)]) -> ExpectReport {
-    let mut report = ExpectReport::default();
-    for (path, run) in runs {
-        for cell in &run.cells {
-            if let Some(result) = cell.result() {
-                check_cell(path, run, &cell.spec, result, &mut report);
-            }
-        }
-    }
-    report
-}
-
-/// Checks what a trace expects of one allocator.
-fn check_cell(
-    path: &Path,
-    run: &TraceRun,
-    spec: &AllocSpec,
-    result: &RunResult,
-    report: &mut ExpectReport,
-) {
-    let json = match serde_json::to_value(result) {
-        Ok(json) => json,
-        Err(error) => {
-            report.errors.push(anyhow::Error::from(error).context(path.display().to_string()));
-            return;
-        }
-    };
-    let mut oom_expected = false;
-    let about_it = |expectation: &&Expectation| {
-        expectation.allocator.parse::<AllocSpec>().is_ok_and(|named| named == *spec)
-    };
-    for expectation in run.expectations.iter().filter(about_it) {
-        match expect::check(&json, expectation) {
-            Ok(checked) => {
-                oom_expected |= is_about_oom(&checked);
-                if checked.holds {
-                    report.held += 1;
-                } else {
-                    report.failures.push(failure(path, expectation, &checked));
-                }
-            }
-            Err(error) => {
-                report.errors.push(anyhow::Error::from(error).context(place(path, expectation)));
-            }
-        }
-    }
-    if result.outcome.status == Status::Oom && !oom_expected {
-        report.failures.push(format!(
-            "{}: {spec} ran out of memory, which no expectation asks for",
-            path.display()
-        ));
-    }
-}
-
-/// Whether an expectation asks how requests were refused.
-fn is_about_oom(checked: &Checked) -> bool {
-    checked.path.starts_with("outcome.") || checked.path.ends_with("ooms")
-}
-
-fn failure(path: &Path, expectation: &Expectation, checked: &Checked) -> String {
-    format!(
-        "{}: {} {}: expected {}, got {}",
-        place(path, expectation),
-        expectation.allocator,
-        checked.path,
-        expectation.value,
-        checked.got
-    )
-}
-
-/// `FILE:LINE`, or the file alone where an expectation comes from no text.
-fn place(path: &Path, expectation: &Expectation) -> String {
-    match expectation.line {
-        0 => path.display().to_string(),
-        line => format!("{}:{line}", path.display()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -605,28 +515,5 @@ mod tests {
         assert_eq!(parse_size("80GiB"), Ok(Bytes(80 << 30)));
         assert!(parse_size("0MiB").unwrap_err().contains("above 0"));
         assert!(parse_size("lots").unwrap_err().contains("is not a unit"));
-    }
-
-    fn expectation(line: u32) -> Expectation {
-        Expectation {
-            allocator: "native".to_owned(),
-            field: "reserved_bytes_peak".to_owned(),
-            value: "2MiB".to_owned(),
-            line,
-        }
-    }
-
-    #[test]
-    fn a_failed_expectation_names_line_expected_and_got() {
-        let checked = Checked {
-            path: "peaks.reserved_bytes_peak".to_owned(),
-            holds: false,
-            got: "4 MiB (4194304)".to_owned(),
-        };
-        assert_eq!(
-            failure(Path::new("t.txt"), &expectation(7), &checked),
-            "t.txt:7: native peaks.reserved_bytes_peak: expected 2MiB, got 4 MiB (4194304)"
-        );
-        assert_eq!(place(Path::new("t.json"), &expectation(0)), "t.json");
     }
 }

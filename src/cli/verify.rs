@@ -9,6 +9,7 @@ use super::console::Console;
 use super::input;
 use super::progress::Progress;
 use crate::engine::{self, VerifyResult};
+use crate::import::ReadOptions;
 use crate::report::json;
 use crate::report::text::{self, VerifyTally};
 
@@ -94,16 +95,17 @@ pub(super) fn execute(args: &Args, console: &Console) -> anyhow::Result<Verdict>
 
 fn verify_all(args: &Args) -> Vec<anyhow::Result<Verified>> {
     let progress = Progress::over(&args.traces, false);
+    let options = progress.read_options(args.gpu);
     let verified = args.traces.par_iter().map(|path| {
-        let verified = verify(path, args.gpu);
+        let verified = verify(path, &options);
         progress.file_done();
         verified
     });
     verified.collect()
 }
 
-fn verify(path: &Path, gpu: Option<u32>) -> anyhow::Result<Verified> {
-    let imported = input::read(path, gpu)?;
+fn verify(path: &Path, options: &ReadOptions) -> anyhow::Result<Verified> {
+    let imported = input::read(path, options)?;
     let mut result = engine::verify(&imported.trace)
         .map_err(|error| anyhow::Error::msg(input::located(path, &error)))?;
     result.file = path.display().to_string();

@@ -10,7 +10,8 @@
 //!   bytes ── rmm_csv ────────────────────────────────────┘
 //! ```
 //!
-//! One more format is one more file here, a variant of [`TraceFormat`] and an arm in [`read_trace`].
+//! One more format is one more file here, a variant of [`TraceFormat`] and an arm in
+//! [`read_trace`].
 
 mod intern;
 mod pickle;
@@ -172,10 +173,13 @@ pub fn import_snapshot(
 ) -> Result<Imported, ImportError> {
     let wrong = |source| ImportError::Snapshot { file: path.display().to_string(), source };
     let snapshot = read_torch_snapshot(reader).map_err(wrong)?;
-    let (mut trace, mut warnings) = trace_from_snapshot(&snapshot, options.gpu).map_err(wrong)?;
+    let truth = TruthFile::beside(path)?;
+    let room_bytes = truth.as_ref().and_then(TruthFile::room_bytes);
+    let (mut trace, mut warnings) =
+        trace_from_snapshot(&snapshot, options.gpu, room_bytes).map_err(wrong)?;
     drop(snapshot);
     trace.header.name = trace_name(path).unwrap_or_default();
-    if let Some(truth) = TruthFile::beside(path)? {
+    if let Some(truth) = truth {
         truth.complete(&mut trace);
     }
     warnings.extend(limit_from_settings(&mut trace));

@@ -1,13 +1,14 @@
 //! A reader for pickles that hold plain data: protocols 2 to 5, as CPython and PyTorch's C++
 //! `torch::jit::Pickler` write them.
 //!
-//! A pickle is a program for a small stack machine. This one runs only the opcodes that build dicts,
-//! lists, tuples, texts, numbers, booleans, bytes and `None`; every opcode that would import, call or
-//! build anything else ends the reading with its name and position. Nothing is ever executed.
+//! A pickle is a program for a small stack machine. This one runs only the opcodes that build
+//! dicts, lists, tuples, texts, numbers, booleans, bytes and `None`; every opcode that would
+//! import, call or build anything else ends the reading with its name and position. Nothing is
+//! ever executed.
 //!
 //! The design decision: a value is one 64-bit word. Numbers sit in it, texts and containers are
-//! ids, and what a container holds is kept by a [`Build`]er that sees each batch of items the moment
-//! it arrives and may pack it. So sharing (two lists that hold the same dict), later filling of a
+//! ids, and what a container holds is kept by a [`Build`]er that sees each batch of items when it
+//! arrives and may pack it. So sharing (two lists that hold the same dict), later filling of a
 //! shared container and cycles are all just ids, no step recurses, and the memo costs 4 bytes an
 //! entry:
 //!
@@ -662,24 +663,12 @@ impl<R: Read, B: Build> Machine<R, B> {
                 let value = self.atoms.make_float(float);
                 self.push(value)?;
             }
-            op::BINUNICODE => {
-                let length = u32::from_le_bytes(self.source.array()?);
-                self.text(u64::from(length))?;
-            }
-            op::BINUNICODE8 => {
-                let length = u64::from_le_bytes(self.source.array()?);
+            op::BINUNICODE | op::BINUNICODE8 => {
+                let length = self.length(opcode)?;
                 self.text(length)?;
             }
-            op::SHORT_BINBYTES => {
-                let length = self.source.byte()?;
-                self.opaque(u64::from(length))?;
-            }
-            op::BINBYTES => {
-                let length = u32::from_le_bytes(self.source.array()?);
-                self.opaque(u64::from(length))?;
-            }
-            op::BINBYTES8 => {
-                let length = u64::from_le_bytes(self.source.array()?);
+            op::SHORT_BINBYTES | op::BINBYTES | op::BINBYTES8 => {
+                let length = self.length(opcode)?;
                 self.opaque(length)?;
             }
             op::LONG4 => self.long4()?,
@@ -724,6 +713,15 @@ impl<R: Read, B: Build> Machine<R, B> {
             _ => return Err(self.not_run(opcode)),
         }
         Ok(())
+    }
+
+    /// The length that follows an opcode of a text or bytes.
+    fn length(&mut self, opcode: u8) -> Outcome<u64> {
+        Ok(match opcode {
+            op::SHORT_BINBYTES => u64::from(self.source.byte()?),
+            op::BINUNICODE | op::BINBYTES => u64::from(u32::from_le_bytes(self.source.array()?)),
+            _ => u64::from_le_bytes(self.source.array()?),
+        })
     }
 
     /// Where the part of the stack begins that opcodes may pop.

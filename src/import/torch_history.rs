@@ -21,6 +21,9 @@
 //! A flush or empty_cache waits for *all* deferred blocks. If some are still deferred after the
 //! group, its completions cannot come from one: they stand before it. So do completions in front of
 //! released segments when more completions follow: every malloc looks for finished streams first.
+//!
+//! A malloc flushes only after a refusal. Where limit and device are known and had room for what the
+//! malloc obtained, R and N in one group were an empty_cache and a malloc (DeepSpeed does that).
 
 use std::collections::HashMap;
 
@@ -39,15 +42,19 @@ type FastMap<K, V> = HashMap<K, V, foldhash::fast::RandomState>;
 /// A snapshot without any history gives a trace without events and a warning: its settings can be
 /// shown, but there is nothing to replay.
 ///
+/// `room_bytes` is what the allocator could reserve without any refusal by limit or device, where
+/// that is known.
+///
 /// # Errors
 /// If `gpu` is not in the snapshot, if several devices have a history and none was chosen, or if
 /// there are more than four billion blocks or events.
 pub fn trace_from_snapshot(
     snapshot: &RawSnapshot,
     gpu: Option<u32>,
+    room_bytes: Option<u64>,
 ) -> Result<(Trace, Vec<String>), SnapshotError> {
     let device = choose_device(snapshot, gpu)?;
-    let mut reader = HistoryReader::new(snapshot);
+    let mut reader = HistoryReader::new(snapshot, room_bytes);
     if let Some(device) = device {
         reader.read(&snapshot.devices[device])?;
     }
@@ -132,6 +139,10 @@ struct Oddities {
 
 struct HistoryReader<'a> {
     snapshot: &'a RawSnapshot,
+    /// Reserved memory up to which nothing is refused, where known.
+    room_bytes: Option<u64>,
+    /// Reserved by the segments of all events so far.
+    reserved_bytes: u64,
     trace: Trace,
     recording: Recording,
     live: FastMap<u64, Live>,
@@ -155,9 +166,11 @@ struct HistoryReader<'a> {
 }
 
 impl<'a> HistoryReader<'a> {
-    fn new(snapshot: &'a RawSnapshot) -> Self {
+    fn new(snapshot: &'a RawSnapshot, room_bytes: Option<u64>) -> Self {
         HistoryReader {
             snapshot,
+            room_bytes,
+            reserved_bytes: 0,
             trace: Trace::default(),
             recording: Recording::default(),
             live: FastMap::default(),
@@ -226,10 +239,11 @@ impl<'a> HistoryReader<'a> {
         let group = std::mem::take(&mut self.group);
         let releases = group.iter().any(GroupItem::releases);
         let obtains = group.iter().any(GroupItem::obtains);
-        let inside = if releases && !obtains && !refused {
+        let inside = if releases && !refused && !(obtains && self.may_flush(&group)) {
             let after = self.empty_cache(&group)?;
-            self.apply(after)?;
-            &[]
+            let (before, inside) = self.split_at_wait(after, false);
+            self.apply(before)?;
+            inside
         } else {
             let waits = refused || releases;
             let (before, inside) = self.split_at_wait(&group, waits);
@@ -240,6 +254,17 @@ impl<'a> HistoryReader<'a> {
         let op = if refused { Op::Attempt(block) } else { Op::Alloc(block) };
         self.emit_with(inside, entry, op)?;
         self.done(inside)
+    }
+
+    /// Whether a malloc may itself have released what this group releases: because it was refused what
+    /// it then obtained, or by garbage collection.
+    fn may_flush(&self, group: &[GroupItem]) -> bool {
+        let collects = self.snapshot.settings.as_ref().is_some_and(|s| s.gc_threshold > 0.0);
+        let obtained = group.iter().filter(|item| item.obtains());
+        let obtained_bytes =
+            obtained.fold(0u64, |sum, item| sum.saturating_add(item.entry().size_bytes));
+        let reserved_bytes = self.reserved_bytes.saturating_add(obtained_bytes);
+        collects || self.room_bytes.is_none_or(|room_bytes| reserved_bytes > room_bytes)
     }
 
     /// Puts a block at its address, which may still be in use as far as the history tells.
@@ -420,6 +445,15 @@ impl<'a> HistoryReader<'a> {
         };
         let stream = self.stream(entry)?;
         let (address, size_bytes) = (entry.address, entry.size_bytes);
+        self.reserved_bytes = match kind {
+            RecordedKind::SegmentAlloc | RecordedKind::SegmentMap => {
+                self.reserved_bytes.saturating_add(size_bytes)
+            }
+            RecordedKind::SegmentFree | RecordedKind::SegmentUnmap => {
+                self.reserved_bytes.saturating_sub(size_bytes)
+            }
+            RecordedKind::FreeCompleted | RecordedKind::Oom => self.reserved_bytes,
+        };
         let action = RecordedAction { event, kind, block, stream, address, size_bytes };
         self.recording.actions.push(action);
         Ok(())
@@ -514,6 +548,10 @@ impl<'a> HistoryReader<'a> {
                     .to_owned(),
             );
         }
+        let private = self.snapshot.segments.iter().filter(|segment| {
+            segment.pool_id != (0, 0) && device.is_some_and(|gpu| segment.device == gpu as u32)
+        });
+        let private = private.count() as u64;
         let mut warn = |count: u64, text: &str| {
             if count > 0 {
                 warnings.push(format!("{count} {text}"));
@@ -535,6 +573,11 @@ impl<'a> HistoryReader<'a> {
         warn(odd.requests_lost, "frees have only their completion: taken as plain frees");
         warn(odd.times_back, "entries are earlier than the one before: their times were raised");
         warn(odd.sizes_zero, "allocs of 0 bytes are left out");
+        warn(
+            private,
+            "segments belong to private pools (MemPool or CUDA graph), which are not modelled yet: \
+             their blocks are replayed in the default pools",
+        );
         warn(
             odd.trailing_segments,
             "segment entries at the end belong to no event and are left out",

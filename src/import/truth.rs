@@ -89,8 +89,25 @@ impl TruthFile {
         Ok(Some(truth))
     }
 
+    /// The memory limit. The recording scripts set it as a fraction, of which the allocator takes the
+    /// floor.
+    fn limit_bytes(&self) -> Option<u64> {
+        let (cap, total) = (self.cap_gib.filter(|&cap| cap > 0.0)?, self.total_memory?);
+        Some(share_of(total, cap * GIB as f64 / total as f64))
+    }
+
+    /// What the recorded allocator could reserve without being refused, by limit or device.
+    pub(super) fn room_bytes(&self) -> Option<u64> {
+        /// Contexts and libraries take memory that no recording shows; a device counts as full when
+        /// less than this share is left.
+        const HIDDEN_SHARE: u64 = 32;
+        let physical_bytes = self.total_memory.map(|total| total - total / HIDDEN_SHARE)?;
+        Some(self.limit_bytes().map_or(physical_bytes, |limit| limit.min(physical_bytes)))
+    }
+
     /// Puts what the file tells into the trace.
     pub(super) fn complete(self, trace: &mut Trace) {
+        let limit_bytes = self.limit_bytes();
         let header = &mut trace.header;
         header.device.total_bytes = self.total_memory;
         header.device.name = self.gpu;
@@ -98,13 +115,7 @@ impl TruthFile {
         if header.settings.is_none() {
             header.settings = self.conf;
         }
-        if let (Some(cap), Some(total)) = (self.cap_gib, self.total_memory)
-            && cap > 0.0
-        {
-            // As the recording scripts set it: a fraction, of which the allocator takes the floor.
-            let fraction = cap * GIB as f64 / total as f64;
-            header.limit_bytes = Some(share_of(total, fraction));
-        }
+        header.limit_bytes = limit_bytes.or(header.limit_bytes);
         if let Some(recording) = &mut trace.recording {
             recording.truth = Some(Truth {
                 stats: self.stats,

@@ -1,7 +1,7 @@
 //! Files of any kind: compression and format by content, output that appears whole or not at all.
 //!
-//! Reading looks at bytes, never at names; writing goes by the name, because there is nothing else to
-//! go by. A recording is often still called `.pickle` when someone has compressed it.
+//! Reading looks at bytes, never at names; writing goes by the name, because there is nothing else
+//! to go by. A recording is often still called `.pickle` when someone has compressed it.
 //!
 //! ```text
 //!   file or - ──> gzip | zstd | neither ──> head (peeked, tells the format) + rest ──> reader
@@ -83,8 +83,8 @@ pub enum TraceFormat {
 }
 
 impl TraceFormat {
-    /// The format of a decompressed file that begins with `head`: its first [`HEAD_BYTES`], or all of
-    /// it. Nothing if it is binary and of no known kind.
+    /// The format of a decompressed file that begins with `head`: its first [`HEAD_BYTES`], or all
+    /// of it. Nothing if it is binary and of no known kind.
     fn of_bytes(head: &[u8]) -> Option<TraceFormat> {
         if matches!(head, [0x80, 2..=5, ..]) {
             return Some(TraceFormat::Pickle);
@@ -203,8 +203,8 @@ impl Input {
             let begin: Vec<String> =
                 self.head.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
             let message = format!(
-                "not a trace: begins with the bytes {}, expected a torch snapshot (pickle, protocol \
-                 2 to 5), Parquet, native JSON, RMM CSV or the text form",
+                "not a trace: begins with the bytes {}, expected a torch snapshot (pickle, \
+                 protocol 2 to 5), Parquet, native JSON, RMM CSV or the text form",
                 begin.join(" ")
             );
             FileError::other(&self.path, message)
@@ -285,8 +285,8 @@ impl<R: Read> Read for Decompressed<R> {
 }
 
 /// A file that appears whole or not at all: written beside its place, and moved there by
-/// [`commit`](OutputFile::commit). Dropped before, it leaves nothing behind. Compressed by the end of
-/// its name. Standard output and devices are written directly.
+/// [`commit`](OutputFile::commit). Dropped before, it leaves nothing behind. Compressed by the end
+/// of its name. Standard output and devices are written directly.
 pub struct OutputFile {
     path: PathBuf,
     encoder: Encoder,
@@ -415,8 +415,8 @@ impl Target {
     }
 }
 
-/// A temporary file that may be read by whoever may read any new file here: the user's mask decides,
-/// as for every other program.
+/// A temporary file that may be read by whoever may read any new file here: the user's mask
+/// decides, as for every other program.
 fn new_file_in(folder: &Path) -> io::Result<NamedTempFile> {
     let mut builder = tempfile::Builder::new();
     builder.prefix(".fraglab-").suffix(".part");
@@ -424,7 +424,11 @@ fn new_file_in(folder: &Path) -> io::Result<NamedTempFile> {
     let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o666);
     #[cfg(unix)]
     builder.permissions(permissions);
-    builder.tempfile_in(folder)
+    builder.tempfile_in(folder).map_err(|error| {
+        // The system's text names the temporary file, which nobody asked for.
+        let kind = error.kind();
+        io::Error::new(kind, format!("the folder {} cannot be written: {kind}", folder.display()))
+    })
 }
 
 impl Write for Target {
@@ -453,8 +457,8 @@ pub enum WriteTraceError {
     File(#[from] FileError),
     /// The name does not say a format.
     #[error(
-        "{path}: the name does not say which format to write: expected .json (native), .txt, .trace \
-         or .ftx (text) or .parquet, each also with .gz or .zst behind"
+        "{path}: the name does not say which format to write: expected .json (native), .txt, \
+         .trace or .ftx (text) or .parquet, each also with .gz or .zst behind"
     )]
     Extension {
         /// The path.
@@ -519,8 +523,8 @@ impl WriteFormat {
     }
 }
 
-/// Writes a trace in the format and compression that the name of `path` asks for (`-`: native JSON to
-/// standard output). Returns warnings about what that format cannot hold.
+/// Writes a trace in the format and compression that the name of `path` asks for (`-`: native JSON
+/// to standard output). Returns warnings about what that format cannot hold.
 ///
 /// # Errors
 /// If the name says no format, the trace is not [valid](validate) or the file cannot be written.

@@ -1,8 +1,8 @@
 //! The native format: one JSON object, laid out in columns.
 //!
-//! Columns instead of an object an event, because LLM jobs repeat themselves: step after step gives the
-//! same run of letters, sizes and distances, which zstd folds away, and a column of numbers is read
-//! several times faster than objects. The format is documented in `traces/README.md`.
+//! Columns instead of an object an event, because LLM jobs repeat themselves: step after step gives
+//! the same run of letters, sizes and distances, which zstd folds away. The format is documented in
+//! `traces/README.md`.
 //!
 //! ```text
 //!   "ops"          a a f m ...      one letter an event
@@ -110,7 +110,7 @@ impl From<serde_json::Error> for NativeError {
 /// # Errors
 /// What is wrong and where: line and column, or the column and entry, or the event.
 pub fn read_native(mut reader: impl Read) -> Result<Trace, NativeError> {
-    // Parsing from memory is several times faster than from a reader, and the columns stay in memory
+    // Parsing from memory is a third faster than from a reader, and the columns stay in memory
     // anyway. The buffer grows with what is really there.
     let mut text = Vec::new();
     reader.read_to_end(&mut text)?;
@@ -136,7 +136,8 @@ pub fn write_native(trace: &Trace, writer: impl Write) -> io::Result<()> {
     print(trace, writer)
 }
 
-/// Writes native JSON. Relies on times and actions that ascend, and on nothing else of a valid trace.
+/// Writes native JSON. Relies on times and actions that ascend, and on nothing else of a valid
+/// trace.
 pub(super) fn print(trace: &Trace, writer: impl Write) -> io::Result<()> {
     let mut writer = Sections { writer };
     write!(writer.writer, "{{\"{VERSION_KEY}\":{NATIVE_VERSION}")?;
@@ -209,7 +210,7 @@ impl<'de> Deserialize<'de> for Document {
                     found => {
                         let found = found.unwrap_or_default();
                         return Err(A::Error::custom(format!(
-                            "the first key is \"{found}\", expected \"{VERSION_KEY}\": no native trace"
+                            "the first key is \"{found}\", expected \"{VERSION_KEY}\""
                         )));
                     }
                 }
@@ -392,8 +393,8 @@ impl From<SiteTables> for Sites {
     }
 }
 
-/// In the order of [`Role::ALL`]: parameter, gradient, optimizer, activation, checkpoint, temporary,
-/// communication.
+/// In the order of [`Role::ALL`]: parameter, gradient, optimizer, activation, checkpoint,
+/// temporary, communication.
 const ROLE_LETTERS: &str = ".pgoactm";
 
 #[derive(Default, Serialize, Deserialize)]
@@ -519,8 +520,8 @@ impl EventColumns {
         self.ids.extend(id);
     }
 
-    /// Writes times in the largest unit that is exact: recordings count in microseconds, and a column
-    /// of their zeros would be read and written for nothing.
+    /// Writes times in the largest unit that is exact: recordings count in microseconds, and a
+    /// column of their zeros would be read and written for nothing.
     fn scale_time(&mut self) {
         for unit_ns in [1_000_000, 1_000] {
             if self.time_deltas.iter().all(|delta| delta.is_multiple_of(unit_ns)) {
@@ -676,7 +677,8 @@ fn action_letter(kind: RecordedKind) -> char {
 #[derive(Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RecordingTables {
-    /// Every address once, in order of first use: a caching allocator hands out few, again and again.
+    /// Every address once, in order of first use: a caching allocator hands out few, again and
+    /// again.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     address_table: Vec<u64>,
     /// Index into the table, a block.

@@ -1,11 +1,17 @@
 //! Parquet: one row an event, denormalised, for people who look at traces with other tools.
 //!
-//! Rows are the truth for whatever they can hold. The rest (header, tables, the recording's actions,
-//! blocks that no event speaks of) stands in the key-value metadata, in the native format, so that its
-//! reader and its checks serve here too. The columns are listed in `traces/README.md`.
+//! Rows are the truth for whatever they can hold. The rest (header, tables, the recording's
+//! actions, blocks that no event speaks of) stands in the key-value metadata, in the native format,
+//! so that its reader and its checks serve here too. The columns are listed in `traces/README.md`.
+//!
+//! A damaged run length in a page makes polars ask for 2^61 bytes, which ends the process and
+//! cannot be caught. So a checksum of the whole file stands in the metadata, and is compared before
+//! polars sees the first byte. A file without one, as another program may write it, is read all the
+//! same.
 
 use std::collections::HashMap;
 use std::io::{Cursor, Read, Write};
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use polars::prelude::*;
@@ -19,6 +25,9 @@ use crate::units::{BlockId, ModuleId, NameId, PhaseId, PoolId, SiteId, StreamId,
 
 const TABLES_KEY: &str = "fraglab_trace";
 const UNUSED_KEY: &str = "fraglab_unused_blocks";
+const CHECKSUM_KEY: &str = "fraglab_checksum";
+/// Stands for the checksum while it is computed.
+const CHECKSUM_BLANK: &str = "00000000";
 
 /// A Parquet trace could not be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -29,6 +38,17 @@ pub enum ParquetError {
     /// Not Parquet, damaged, or of a kind that polars does not read.
     #[error("not a readable Parquet file: {0}")]
     Polars(String),
+    /// Not as it was written.
+    #[error(
+        "the Parquet file is damaged: its checksum is {found}, expected {expected} (a program that \
+         changes a trace must drop `fraglab_checksum` from the metadata)"
+    )]
+    Checksum {
+        /// CRC-32 of the file in hexadecimal.
+        found: String,
+        /// What the metadata says.
+        expected: String,
+    },
     /// Parquet, but without what makes it a trace.
     #[error("no trace: the Parquet metadata has no `{0}`, which `fraglab convert` writes")]
     NoMetadata(&'static str),
@@ -143,14 +163,41 @@ fn asked_block(op: Op) -> Option<BlockId> {
 pub fn write_parquet(trace: &Trace, mut writer: impl Write) -> Result<(), ParquetError> {
     validate(trace)?;
     let (tables, unused) = tables_of(trace)?;
-    let metadata = vec![(TABLES_KEY.to_owned(), tables), (UNUSED_KEY.to_owned(), unused)];
-    let columns = columns_of(trace);
-    let mut frame = DataFrame::new(trace.events.len(), columns)?;
-    ParquetWriter::new(&mut writer)
+    let blank = CHECKSUM_BLANK.to_owned();
+    let metadata = [(TABLES_KEY, tables), (UNUSED_KEY, unused), (CHECKSUM_KEY, blank)];
+    let metadata = metadata.map(|(key, value)| (key.to_owned(), value)).to_vec();
+    let mut frame = DataFrame::new(trace.events.len(), columns_of(trace))?;
+    let mut bytes = Vec::new();
+    ParquetWriter::new(&mut bytes)
         .with_key_value_metadata(Some(KeyValueMetadata::from_static(metadata)))
         .finish(&mut frame)?;
+    if let Some(place) = checksum_place(&bytes) {
+        let sum = checksum(&bytes, &place);
+        bytes[place].copy_from_slice(sum.as_bytes());
+    }
+    writer.write_all(&bytes)?;
     writer.flush()?;
     Ok(())
+}
+
+/// Where in a file its checksum stands. In the footer's encoding the value follows its key after
+/// two bytes: the type of the field and its length.
+fn checksum_place(bytes: &[u8]) -> Option<Range<usize>> {
+    let key = CHECKSUM_KEY.as_bytes();
+    let after_key = bytes.windows(key.len()).rposition(|window| window == key)? + key.len();
+    let start = after_key + 2;
+    let place = start..start + CHECKSUM_BLANK.len();
+    let is_ours = bytes.get(after_key..start)? == [0x18, CHECKSUM_BLANK.len() as u8];
+    (is_ours && place.end <= bytes.len()).then_some(place)
+}
+
+/// The checksum of a file, its own place taken as blank.
+fn checksum(bytes: &[u8], place: &Range<usize>) -> String {
+    let mut crc = flate2::Crc::new();
+    crc.update(&bytes[..place.start]);
+    crc.update(CHECKSUM_BLANK.as_bytes());
+    crc.update(&bytes[place.end..]);
+    format!("{:08x}", crc.sum())
 }
 
 /// What rows cannot hold, as native JSON, and the ids of the blocks in it.
@@ -290,7 +337,14 @@ fn address_of(trace: &Trace, subject: &Subject) -> Option<u64> {
 pub fn read_parquet(mut reader: impl Read) -> Result<Trace, ParquetError> {
     let mut bytes = Vec::new();
     reader.read_to_end(&mut bytes)?;
-    // Polars panics at some damaged files.
+    if let Some(place) = checksum_place(&bytes) {
+        let found = checksum(&bytes, &place);
+        let expected = String::from_utf8_lossy(&bytes[place]).into_owned();
+        if found != expected {
+            return Err(ParquetError::Checksum { found, expected });
+        }
+    }
+    // Polars panics at some files that another program wrote badly.
     let read = catch_unwind(AssertUnwindSafe(|| read_frame(bytes)));
     let (frame, tables, unused) =
         read.unwrap_or_else(|_| Err(ParquetError::Polars("the file is damaged".to_owned())))?;

@@ -99,8 +99,8 @@ pub struct RecordedStats {
     pub segment_allocs: u64,
     /// Times that it gave device memory back.
     pub segment_frees: u64,
-    /// Most bytes that its segments had at one instant. Segments that were there before the recording
-    /// began count only as far as the recording shows how they came.
+    /// Most bytes that its segments had at one instant. Segments that were there before the
+    /// recording began count only as far as the recording shows how they came.
     pub reserved_bytes_peak: u64,
     /// Requests that it refused.
     pub ooms: u64,

@@ -7,12 +7,13 @@
 //!   lines ── parse ──> steps with line and column ── run, with an explicit stack ──> events
 //! ```
 //!
-//! The number of events is known before the run, because every line gives a fixed number; a `repeat`
-//! that would fill the memory is refused before anything is laid out.
+//! The number of events is known before the run, because every line gives a fixed number; a
+//! `repeat` that would fill the memory is refused before anything is laid out.
+
+mod write;
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashMap, HashSet};
-use std::io::{self, Write};
+use std::collections::{BTreeMap, HashMap};
 
 use serde::Serialize;
 use serde::de::value::{Error as WordError, StrDeserializer};
@@ -21,11 +22,13 @@ use serde::de::{DeserializeOwned, IntoDeserializer};
 use super::validate::{BLOCK_BYTES_MAX, LIVE_BYTES_MAX};
 use super::{
     Block, DeviceCall, Direction, Event, Expectation, Fault, FaultWhen, Op, Pool, PoolKind, Role,
-    Source, SourceKind, Trace, Transfer, validate,
+    Source, SourceKind, Trace, Transfer,
 };
 use crate::units::{
     BlockId, Bytes, ModuleId, NameId, PhaseId, PoolId, SiteId, StreamId, TransferId,
 };
+use write::show_time;
+pub use write::write_text;
 
 /// Most events that a text may give, repeats counted out.
 pub const TEXT_EVENTS_MAX: u64 = 100_000_000;
@@ -35,10 +38,10 @@ pub const REPEAT_DEPTH_MAX: usize = 16;
 /// The name of blocks that are never freed and never spoken of again.
 const NAMELESS: &str = "_";
 
-const EVENT_WORDS: &str = "alloc, attempt, free, defer, done, access, mark, empty_cache, pool, enter, \
-                           leave, transfer, repeat, end";
-const HEADER_WORDS: &str = "name, source, device, device_index, start_unix_ns, capacity, device_total, \
-                            limit, conf, addresses, fail, strategies, expect";
+const EVENT_WORDS: &str = "alloc, attempt, free, defer, done, access, mark, empty_cache, pool, \
+    enter, leave, transfer, repeat, end";
+const HEADER_WORDS: &str = "name, source, device, device_index, start_unix_ns, capacity, \
+    device_total, limit, conf, addresses, fail, strategies, expect";
 
 /// A text trace is wrong at a place.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -159,8 +162,8 @@ fn is_unit(word: &str) -> bool {
     letters && format!("1{word}").parse::<Bytes>().is_ok()
 }
 
-/// Splits a line at white space and drops its comment. A word in double quotes may hold both, with the
-/// escapes of JSON. Returns where the words end.
+/// Splits a line at white space and drops its comment. A word in double quotes may hold both, with
+/// the escapes of JSON. Returns where the words end.
 fn tokenize<'a>(line: &'a str, tokens: &mut Vec<Token<'a>>) -> Result<usize, Wrong> {
     tokens.clear();
     let mut at = 0;
@@ -227,7 +230,7 @@ impl<'t, 'a> Args<'t, 'a> {
         Some(first)
     }
 
-    fn expect(&mut self, what: &str) -> Result<&'t Token<'a>, Wrong> {
+    fn require(&mut self, what: &str) -> Result<&'t Token<'a>, Wrong> {
         let end = self.end;
         self.next().ok_or_else(|| Wrong::new(end, format!("expected {what}")))
     }
@@ -243,8 +246,8 @@ impl<'t, 'a> Args<'t, 'a> {
         }
     }
 
-    fn expect_last(&mut self, what: &str) -> Result<&'t Token<'a>, Wrong> {
-        let token = self.expect(what)?;
+    fn require_last(&mut self, what: &str) -> Result<&'t Token<'a>, Wrong> {
+        let token = self.require(what)?;
         self.finish()?;
         Ok(token)
     }
@@ -295,8 +298,8 @@ fn time_of(token: &Token<'_>) -> Result<StepKind, Wrong> {
     };
     let wrong = || {
         token.wrong(format!(
-            "`{}` is not a time: expected @ and a number of whole ns with a unit ns, us, ms or s, as \
-             in @1.5ms or @+20us",
+            "`{}` is not a time: expected @ and a number of whole ns with a unit ns, us, ms or s, \
+             as in @1.5ms or @+20us",
             token.text
         ))
     };
@@ -395,7 +398,7 @@ impl Parser {
             false => None,
         };
         if time.is_some() {
-            first = args.expect("an event after the time")?;
+            first = args.require("an event after the time")?;
         }
         if self.header_line(line, first, &mut args, time.is_some())? {
             return Ok(());
@@ -442,7 +445,7 @@ impl Parser {
         word: &Token<'_>,
         args: &mut Args<'_, '_>,
     ) -> Result<(), Wrong> {
-        let token = args.expect_last("how many times to repeat")?;
+        let token = args.require_last("how many times to repeat")?;
         let count = number_of(token, &token.text, "a number of repeats")?;
         if count == 0 {
             return Err(token.wrong("repeats 0 times: expected 1 or more"));
@@ -510,40 +513,40 @@ impl Parser {
     fn header_value(&mut self, word: &str, args: &mut Args<'_, '_>) -> Result<(), Wrong> {
         let header = &mut self.trace.header;
         match word {
-            "name" => header.name = args.expect_last("the name of the job")?.text.to_string(),
+            "name" => header.name = args.require_last("the name of the job")?.text.to_string(),
             "device" => {
                 header.device.name =
-                    Some(args.expect_last("the name of the device")?.text.to_string());
+                    Some(args.require_last("the name of the device")?.text.to_string());
             }
             "device_index" => {
-                let token = args.expect_last("the index of the device")?;
+                let token = args.require_last("the index of the device")?;
                 let index = number_of(token, &token.text, "an index")?;
                 let index = u32::try_from(index).map_err(|_| token.wrong("the index is too large"));
                 header.device.index = Some(index?);
             }
             "start_unix_ns" => {
-                let token = args.expect_last("nanoseconds since 1970")?;
+                let token = args.require_last("nanoseconds since 1970")?;
                 header.start_unix_ns =
                     Some(number_of(token, &token.text, "a number of nanoseconds")?);
             }
             "capacity" => {
-                header.device.capacity_bytes = Some(size_of(args.expect_last("a size")?)?)
+                header.device.capacity_bytes = Some(size_of(args.require_last("a size")?)?)
             }
             "device_total" => {
-                header.device.total_bytes = Some(size_of(args.expect_last("a size")?)?)
+                header.device.total_bytes = Some(size_of(args.require_last("a size")?)?)
             }
-            "limit" => header.limit_bytes = Some(size_of(args.expect_last("a size")?)?),
-            "conf" => header.settings = Some(args.expect_last("the settings")?.text.to_string()),
+            "limit" => header.limit_bytes = Some(size_of(args.require_last("a size")?)?),
+            "conf" => header.settings = Some(args.require_last("the settings")?.text.to_string()),
             "addresses" => {
-                let token = args.expect_last("ascending, descending, chunks or recorded")?;
+                let token = args.require_last("ascending, descending, chunks or recorded")?;
                 header.address_policy = Some(word_of(token, &token.text)?);
             }
             "strategies" => {
-                let token = args.expect_last("strategies, with commas between them")?;
+                let token = args.require_last("strategies, with commas between them")?;
                 header.strategies = token.text.split(',').map(str::to_owned).collect();
             }
             "source" => {
-                let token = args.expect("the kind of the source")?;
+                let token = args.require("the kind of the source")?;
                 let kind = word_of(token, &token.text)?;
                 let version = args.next().map(|version| version.text.to_string());
                 header.source = Source { kind, version };
@@ -563,9 +566,9 @@ impl Parser {
         if !self.open.is_empty() {
             return Err(word.wrong("`expect` stands outside of `repeat`"));
         }
-        let allocator = args.expect("an allocator")?.text.to_string();
-        let field = args.expect("the name of a result")?.text.to_string();
-        let value = args.expect_last("the expected value")?.text.to_string();
+        let allocator = args.require("an allocator")?.text.to_string();
+        let field = args.require("the name of a result")?.text.to_string();
+        let value = args.require_last("the expected value")?.text.to_string();
         self.trace.header.expectations.push(Expectation { allocator, field, value, line });
         Ok(())
     }
@@ -581,7 +584,7 @@ impl Parser {
             "pool" => return self.pool(line, args),
             "empty_cache" => args.finish().map(|()| Op::EmptyCache),
             "mark" => {
-                let phase = args.expect_last("the name of a phase")?;
+                let phase = args.require_last("the name of a phase")?;
                 let id = intern(&mut self.phases, &mut self.trace.phases, &phase.text);
                 Ok(Op::Mark(PhaseId(id)))
             }
@@ -597,13 +600,13 @@ impl Parser {
     }
 
     fn module(&mut self, args: &mut Args<'_, '_>) -> Result<ModuleId, Wrong> {
-        let module = args.expect_last("the name of a module")?;
+        let module = args.require_last("the name of a module")?;
         Ok(ModuleId(intern(&mut self.modules, &mut self.trace.modules, &module.text)))
     }
 
     fn transfer(&mut self, args: &mut Args<'_, '_>) -> Result<TransferId, Wrong> {
-        let size_bytes = size_of(args.expect("a size")?)?;
-        let token = args.expect_last("the direction, h2d or d2h")?;
+        let size_bytes = size_of(args.require("a size")?)?;
+        let token = args.require_last("the direction, h2d or d2h")?;
         let direction = match &*token.text {
             "h2d" => Direction::HostToDevice,
             "d2h" => Direction::DeviceToHost,
@@ -620,8 +623,8 @@ impl Parser {
     }
 
     fn ask(&mut self, line: u32, args: &mut Args<'_, '_>, attempt: bool) -> Result<(), Wrong> {
-        let name_token = args.expect("a name")?;
-        let size_bytes = size_of(args.expect("a size")?)?;
+        let name_token = args.require("a name")?;
+        let size_bytes = size_of(args.require("a size")?)?;
         let mut handle = None;
         let mut role = None;
         while let Some(option) = args.next() {
@@ -676,7 +679,7 @@ impl Parser {
         args: &mut Args<'_, '_>,
         kind: fn(NameId) -> StepKind,
     ) -> Result<(), Wrong> {
-        let mut token = args.expect("one or more names")?;
+        let mut token = args.require("one or more names")?;
         loop {
             if token.text == NAMELESS && !token.quoted {
                 return Err(token.wrong("the name `_` is never freed: give the block a name"));
@@ -698,8 +701,8 @@ impl Parser {
     }
 
     fn pool(&mut self, line: u32, args: &mut Args<'_, '_>) -> Result<(), Wrong> {
-        let action = args.expect("enter, leave or delete")?;
-        let name = args.expect("the name of a pool")?;
+        let action = args.require("enter, leave or delete")?;
+        let name = args.require("the name of a pool")?;
         let known = self.trace.pools.iter().position(|pool| pool.name == name.text);
         let op = match &*action.text {
             "enter" => Op::PoolEnter,
@@ -724,7 +727,8 @@ impl Parser {
         self.push_event(line, name.at, StepKind::Op(op(PoolId(index as u32))))
     }
 
-    /// The pool's index in its table. Its first line says what kind it is; later ones may repeat that.
+    /// The pool's index in its table. Its first line says what kind it is; later ones may repeat
+    /// that.
     fn enter_pool(
         &mut self,
         known: Option<usize>,
@@ -745,8 +749,8 @@ impl Parser {
                 "capture" => pool.kind = PoolKind::Capture,
                 other => {
                     return Err(option.wrong(format!(
-                        "unexpected `{other}`: expected no_split, use_on_oom, capture or the end of \
-                         the line"
+                        "unexpected `{other}`: expected no_split, use_on_oom, capture or the end \
+                         of the line"
                     )));
                 }
             }
@@ -777,12 +781,12 @@ fn intern(ids: &mut HashMap<String, u32>, names: &mut Vec<String>, name: &str) -
 }
 
 fn fault_of(args: &mut Args<'_, '_>) -> Result<Fault, Wrong> {
-    let token = args.expect("a device call")?;
+    let token = args.require("a device call")?;
     let call = DeviceCall::from_name(&token.text).ok_or_else(|| {
         let known: Vec<&str> = DeviceCall::ALL.into_iter().map(DeviceCall::name).collect();
         token.wrong(format!("`{}` is no device call: expected {}", token.text, known.join(", ")))
     })?;
-    let token = args.expect_last("which call fails: a number from 1, or `all`")?;
+    let token = args.require_last("which call fails: a number from 1, or `all`")?;
     let when = match &*token.text {
         "all" => FaultWhen::All,
         text => match number_of(token, text, "a number from 1, or `all`")? {
@@ -896,8 +900,8 @@ impl Runner {
                 }
                 NameState::Live(_, since) => {
                     return Err(format!(
-                        "`{shown}` is still live since line {since}: free it first, or take another \
-                         name"
+                        "`{shown}` is still live since line {since}: free it first, or take \
+                         another name"
                     ));
                 }
                 NameState::Deferred(_) => {
@@ -973,324 +977,4 @@ impl Runner {
         }
         Ok(op)
     }
-}
-
-/// A time with the largest unit that keeps it short, exact.
-fn show_time(time_ns: u64) -> String {
-    let (unit, decimals) = match time_ns {
-        0..1_000 => ("ns", 0),
-        1_000..1_000_000 => ("us", 3),
-        1_000_000..1_000_000_000 => ("ms", 6),
-        _ => ("s", 9),
-    };
-    let scale = 10u64.pow(decimals);
-    let (whole, part) = (time_ns / scale, time_ns % scale);
-    if part == 0 {
-        return format!("{whole}{unit}");
-    }
-    let part = format!("{part:0width$}", width = decimals as usize);
-    format!("{whole}.{}{unit}", part.trim_end_matches('0'))
-}
-
-/// A size with the largest unit that divides it, exact.
-fn show_size(size_bytes: u64) -> String {
-    for (shift, unit) in [(30, "GiB"), (20, "MiB"), (10, "KiB")] {
-        if size_bytes != 0 && size_bytes.is_multiple_of(1 << shift) {
-            return format!("{}{unit}", size_bytes >> shift);
-        }
-    }
-    size_bytes.to_string()
-}
-
-/// The word as it stands in a line: in quotes where it would otherwise be read as something else.
-fn show_word(word: &str) -> Cow<'_, str> {
-    let plain = !word.is_empty()
-        && !word.starts_with(['"', '@'])
-        && !word.contains(|c: char| c.is_whitespace() || c.is_control() || c == '#');
-    if plain { Cow::Borrowed(word) } else { Cow::Owned(serde_json::Value::from(word).to_string()) }
-}
-
-/// Writes the text form. Tables come out in the order of first use when the text is read again, and
-/// what no event speaks of is left out. Returns warnings about what the text cannot hold: call sites,
-/// the recording, the shares of a cut history, and names that had to change.
-///
-/// # Errors
-/// If writing fails; [`io::ErrorKind::InvalidInput`] for a trace that is not [valid](validate).
-pub fn write_text(trace: &Trace, mut writer: impl Write) -> io::Result<Vec<String>> {
-    validate(trace).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
-    write_header(trace, &mut writer)?;
-    let mut text = TextWriter::new(trace);
-    let mut time_ns = 0;
-    for event in &trace.events {
-        let Some(line) = text.line(event.op) else { continue };
-        if event.time_ns != time_ns {
-            time_ns = event.time_ns;
-            write!(writer, "@{} ", show_time(time_ns))?;
-        }
-        writeln!(writer, "{line}")?;
-    }
-    for expectation in &trace.header.expectations {
-        let Expectation { allocator, field, value, .. } = expectation;
-        let (allocator, field) = (show_word(allocator), show_word(field));
-        writeln!(writer, "expect {allocator} {field} {}", show_word(value))?;
-    }
-    writer.flush()?;
-    Ok(text.warnings())
-}
-
-fn write_header(trace: &Trace, writer: &mut impl Write) -> io::Result<()> {
-    let header = &trace.header;
-    let mut text_line = |word: &str, value: Option<&str>| match value {
-        Some(value) => writeln!(writer, "{word} {}", show_word(value)),
-        None => Ok(()),
-    };
-    text_line("name", Some(&header.name).filter(|name| !name.is_empty()).map(String::as_str))?;
-    text_line("device", header.device.name.as_deref())?;
-    text_line("conf", header.settings.as_deref())?;
-    if header.source != (Source { kind: SourceKind::Text, version: None }) {
-        write!(writer, "source {}", word(&header.source.kind))?;
-        if let Some(version) = &header.source.version {
-            write!(writer, " {}", show_word(version))?;
-        }
-        writeln!(writer)?;
-    }
-    let numbers = [
-        ("device_index", header.device.index.map(u64::from)),
-        ("start_unix_ns", header.start_unix_ns),
-    ];
-    for (word, value) in numbers {
-        if let Some(value) = value {
-            writeln!(writer, "{word} {value}")?;
-        }
-    }
-    let sizes = [
-        ("capacity", header.device.capacity_bytes),
-        ("device_total", header.device.total_bytes),
-        ("limit", header.limit_bytes),
-    ];
-    for (word, value) in sizes {
-        if let Some(value) = value {
-            writeln!(writer, "{word} {}", show_size(value))?;
-        }
-    }
-    if let Some(policy) = &header.address_policy {
-        writeln!(writer, "addresses {}", word(policy))?;
-    }
-    for fault in &header.faults {
-        let when = match fault.when {
-            FaultWhen::Nth(nth) => nth.to_string(),
-            FaultWhen::All => "all".to_owned(),
-        };
-        writeln!(writer, "fail {} {when}", fault.call.name())?;
-    }
-    if !header.strategies.is_empty() {
-        writeln!(writer, "strategies {}", show_word(&header.strategies.join(",")))?;
-    }
-    Ok(())
-}
-
-/// Writes events, and keeps track of the names that are taken.
-struct TextWriter<'a> {
-    trace: &'a Trace,
-    /// By block: something happens to it after its alloc.
-    spoken_of: Vec<bool>,
-    /// Every name of the trace: an invented one must not be among them.
-    known: HashSet<&'a str>,
-    /// Names of live blocks.
-    taken: HashSet<&'a str>,
-    /// Live blocks that go by an invented name though they have one.
-    renamed: HashSet<BlockId>,
-    renames: u64,
-    pool_names: Vec<String>,
-    pools_entered: Vec<bool>,
-    deletes_dropped: u64,
-}
-
-impl<'a> TextWriter<'a> {
-    fn new(trace: &'a Trace) -> Self {
-        let mut spoken_of = vec![false; trace.blocks.len()];
-        for event in &trace.events {
-            if let Op::Free(block) | Op::Defer(block) | Op::Done(block) | Op::Access(block) =
-                event.op
-            {
-                spoken_of[block.index()] = true;
-            }
-        }
-        TextWriter {
-            trace,
-            spoken_of,
-            known: trace.names.iter().map(String::as_str).collect(),
-            taken: HashSet::new(),
-            renamed: HashSet::new(),
-            renames: 0,
-            pool_names: unique_names(&trace.pools),
-            pools_entered: vec![false; trace.pools.len()],
-            deletes_dropped: 0,
-        }
-    }
-
-    /// The line of an event, or nothing if the text cannot hold it.
-    fn line(&mut self, op: Op) -> Option<String> {
-        let trace = self.trace;
-        Some(match op {
-            Op::Alloc(block) => self.ask("alloc", block),
-            Op::Attempt(block) => self.ask("attempt", block),
-            Op::Free(block) => {
-                let line = format!("free {}", self.name(block));
-                self.give_up(block);
-                line
-            }
-            Op::Defer(block) => format!("defer {}", self.name(block)),
-            Op::Done(block) => {
-                let line = format!("done {}", self.name(block));
-                self.give_up(block);
-                line
-            }
-            Op::Access(block) => format!("access {}", self.name(block)),
-            Op::Mark(phase) => format!("mark {}", show_word(&trace.phases[phase.index()])),
-            Op::EmptyCache => "empty_cache".to_owned(),
-            Op::PoolEnter(pool) => self.pool_enter(pool),
-            Op::PoolLeave(pool) => {
-                format!("pool leave {}", show_word(&self.pool_names[pool.index()]))
-            }
-            Op::PoolDelete(pool) if !self.pools_entered[pool.index()] => {
-                self.deletes_dropped += 1;
-                return None;
-            }
-            Op::PoolDelete(pool) => {
-                format!("pool delete {}", show_word(&self.pool_names[pool.index()]))
-            }
-            Op::ModuleEnter(module) => {
-                format!("enter {}", show_word(&trace.modules[module.index()]))
-            }
-            Op::ModuleLeave(module) => {
-                format!("leave {}", show_word(&trace.modules[module.index()]))
-            }
-            Op::Transfer(transfer) => {
-                let Transfer { size_bytes, direction } = &trace.transfers[transfer.index()];
-                let direction = match direction {
-                    Direction::HostToDevice => "h2d",
-                    Direction::DeviceToHost => "d2h",
-                };
-                format!("transfer {} {direction}", show_size(*size_bytes))
-            }
-        })
-    }
-
-    fn own_name(&self, block: BlockId) -> Option<&'a str> {
-        let name = self.trace.blocks[block.index()].name.some()?;
-        Some(&self.trace.names[name.index()])
-    }
-
-    fn name(&self, block: BlockId) -> Cow<'a, str> {
-        match self.own_name(block) {
-            Some(name) if !self.renamed.contains(&block) => show_block_name(name),
-            _ => Cow::Owned(self.invented(block)),
-        }
-    }
-
-    /// A name that no block of the trace has. Two blocks never get the same: their numbers differ.
-    fn invented(&self, block: BlockId) -> String {
-        let mut name = format!("b{}", block.0);
-        while self.known.contains(&*name) {
-            name.push('\'');
-        }
-        name
-    }
-
-    fn give_up(&mut self, block: BlockId) {
-        if !self.renamed.remove(&block)
-            && let Some(name) = self.own_name(block)
-        {
-            self.taken.remove(name);
-        }
-    }
-
-    fn ask(&mut self, verb: &str, id: BlockId) -> String {
-        let block = &self.trace.blocks[id.index()];
-        let name = match self.own_name(id) {
-            Some(name) if self.taken.contains(name) => {
-                self.renames += 1;
-                self.renamed.insert(id);
-                self.name(id)
-            }
-            Some(name) => {
-                if verb == "alloc" {
-                    self.taken.insert(name);
-                }
-                show_block_name(name)
-            }
-            None if self.spoken_of[id.index()] => self.name(id),
-            None => Cow::Borrowed(NAMELESS),
-        };
-        let mut line = format!("{verb} {name} {}", show_size(block.size_bytes));
-        let handle = self.trace.streams[block.stream.index()].handle;
-        if handle != 0 {
-            line.push_str(&format!(" stream={handle:#x}"));
-        }
-        if block.role != Role::Unknown {
-            line.push_str(&format!(" role={}", word(&block.role)));
-        }
-        line
-    }
-
-    fn pool_enter(&mut self, pool: PoolId) -> String {
-        let mut line = format!("pool enter {}", show_word(&self.pool_names[pool.index()]));
-        if !std::mem::replace(&mut self.pools_entered[pool.index()], true) {
-            let pool = &self.trace.pools[pool.index()];
-            let properties = [
-                (" no_split", pool.no_split),
-                (" use_on_oom", pool.use_on_oom),
-                (" capture", pool.kind == PoolKind::Capture),
-            ];
-            line.extend(properties.into_iter().filter(|(_, has)| *has).map(|(word, _)| word));
-        }
-        line
-    }
-
-    fn warnings(&self) -> Vec<String> {
-        let trace = self.trace;
-        let mut warnings = Vec::new();
-        let mut warn = |count: u64, what: &str| {
-            if count > 0 {
-                warnings.push(format!("the text form does not hold {what} ({count})"));
-            }
-        };
-        warn(trace.sites.stacks.len() as u64, "call sites");
-        warn(
-            trace.recording.iter().count() as u64,
-            "the recorded allocator's addresses and actions",
-        );
-        let history = &trace.header.history;
-        warn(history.frees_without_alloc, "frees of blocks from before the history");
-        warn(self.renames, "two live blocks of one name: renamed");
-        warn(self.deletes_dropped, "the end of pools that are never entered: left out");
-        let renamed = self.pool_names.iter().zip(&trace.pools).filter(|(name, p)| **name != p.name);
-        warn(renamed.count() as u64, "two pools of one name: renamed");
-        warnings
-    }
-}
-
-/// A block called `_` would be read as nameless.
-fn show_block_name(name: &str) -> Cow<'_, str> {
-    if name == NAMELESS { Cow::Borrowed("\"_\"") } else { show_word(name) }
-}
-
-/// The pools' names, each made different from all others.
-fn unique_names(pools: &[Pool]) -> Vec<String> {
-    let known: HashSet<&str> = pools.iter().map(|pool| pool.name.as_str()).collect();
-    let mut given: HashSet<String> = HashSet::new();
-    let mut unique = Vec::with_capacity(pools.len());
-    for (index, pool) in pools.iter().enumerate() {
-        let mut name = pool.name.clone();
-        if given.contains(&name) {
-            name = format!("{name}.{index}");
-            while given.contains(&name) || known.contains(&*name) {
-                name.push('\'');
-            }
-        }
-        given.insert(name.clone());
-        unique.push(name);
-    }
-    unique
 }

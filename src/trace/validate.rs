@@ -9,8 +9,8 @@
 //!   new ─ attempt ─> gone
 //! ```
 //!
-//! Not checked, because nothing relies on it: that modules nest, and that every block is asked for (a
-//! trace cut short keeps its tables). Pools may still be entered when a trace ends.
+//! Not checked, because nothing relies on it: that modules nest, and that every block is asked for
+//! (a trace cut short keeps its tables). Pools may still be entered when a trace ends.
 
 use super::{Event, FaultWhen, Op, RecordedKind, Recording, Trace, Transfer};
 use crate::units::{BlockId, PoolId};

@@ -1,7 +1,7 @@
 //! Random valid traces that use every kind of event and every table.
 //!
-//! A trace is built from a list of small commands, so that shrinking takes commands away and what is
-//! left is still valid. The builder keeps its own books and shares no code with `validate`.
+//! A trace is built from a list of small commands, so that shrinking takes commands away and what
+//! is left is still valid. The builder keeps its own books and shares no code with `validate`.
 
 use fraglab::trace::{
     AddressPolicy, Block, DeviceCall, DeviceInfo, Direction, Event, Expectation, Fault, FaultWhen,
@@ -32,8 +32,8 @@ const ODD_NAMES: [&str; 12] = [
 /// One step of the builder: what to do, and two numbers to do it with.
 pub(crate) type Command = (u8, u64, u64);
 
-/// Traces that the text form holds without loss: no sites, no recording, tables in the order of first
-/// use, a name for every block that is spoken of again.
+/// Traces that the text form holds without loss: no sites, no recording, tables in the order of
+/// first use, a name for every block that is spoken of again.
 pub(crate) fn text_traces() -> impl Strategy<Value = Trace> {
     commands().prop_map(|(commands, seed)| {
         let mut builder = Builder { text: true, ..Default::default() };

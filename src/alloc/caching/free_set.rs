@@ -78,14 +78,33 @@ fn class(size_bytes: u64) -> usize {
     (((shift + 1) as usize) << SUB_BITS) + ((units >> shift) as usize & ((1 << SUB_BITS) - 1))
 }
 
+/// The place of a bin's first entry; others are places in its rest.
+const FIRST: usize = usize::MAX;
+
 impl Bin {
     #[inline]
+    fn at(&self, place: usize) -> &Entry {
+        if place == FIRST { &self.first } else { &self.rest[place] }
+    }
+
+    /// The place of the first entry of at least this size.
+    #[inline]
+    fn first_fit(&self, size_bytes: u64) -> Option<usize> {
+        if self.first.block == u32::MAX {
+            return None;
+        }
+        if self.first.size_bytes >= size_bytes {
+            return Some(FIRST);
+        }
+        position(&self.rest, u128::from(size_bytes) << 64).checked_sub(1)
+    }
+
+    #[inline]
     fn insert(&mut self, entry: Entry) {
-        if entry.key() < self.first.key() {
-            let second = std::mem::replace(&mut self.first, entry);
-            if second.block != u32::MAX {
-                self.rest.push(second);
-            }
+        if self.first.block == u32::MAX {
+            self.first = entry;
+        } else if entry.key() < self.first.key() {
+            self.rest.push(std::mem::replace(&mut self.first, entry));
         } else {
             let at = position(&self.rest, entry.key());
             if at == self.rest.len() {
@@ -148,18 +167,39 @@ impl FreeSet {
     }
 
     /// The first block of at least this size: the smallest, and among equals the lowest address.
-    #[inline]
     pub(super) fn first_fit(&self, size_bytes: u64) -> Option<Entry> {
         let class = class(size_bytes);
-        let bin = &self.bins[class];
-        if bin.first.size_bytes >= size_bytes && bin.first.block != u32::MAX {
-            return Some(bin.first);
-        }
-        let at = position(&bin.rest, u128::from(size_bytes) << 64);
-        match at.checked_sub(1) {
-            Some(at) => Some(bin.rest[at]),
+        match self.bins[class].first_fit(size_bytes) {
+            Some(place) => Some(*self.bins[class].at(place)),
             None => self.next_occupied(class + 1).map(|class| self.bins[class].first),
         }
+    }
+
+    /// Takes the first fit out, if `accepts` its size.
+    #[inline]
+    pub(super) fn take_first_fit(
+        &mut self,
+        size_bytes: u64,
+        accepts: impl FnOnce(u64) -> bool,
+    ) -> Option<u32> {
+        let mut class = class(size_bytes);
+        let place = match self.bins[class].first_fit(size_bytes) {
+            Some(place) => place,
+            None => {
+                class = self.next_occupied(class + 1)?;
+                FIRST
+            }
+        };
+        let Entry { size_bytes, block, .. } = *self.bins[class].at(place);
+        if !accepts(size_bytes) {
+            return None;
+        }
+        if place == FIRST {
+            self.pop_first(class);
+        } else {
+            self.bins[class].rest.remove(place);
+        }
+        Some(block)
     }
 
     /// The largest block.
@@ -238,7 +278,7 @@ mod tests {
             state ^= state << 17;
             state
         };
-        for step in 0..20_000u32 {
+        for step in 0..4_000u32 {
             let units = 1 + random() % (1 << (random() % 24));
             let size_bytes = units * MIN_BLOCK_BYTES;
             if random() % 3 > 0 || model.is_empty() {
@@ -256,6 +296,11 @@ mod tests {
             let key = Entry { size_bytes, address: 0, block: 0 };
             assert_eq!(set.first_fit(size_bytes), model.range(key..).next().copied());
             assert_eq!(set.largest(), model.last().copied());
+            let mut taken = set.clone();
+            let fit = model.range(key..).next().copied();
+            assert_eq!(taken.take_first_fit(size_bytes, |_| false), None);
+            assert_eq!(taken.take_first_fit(size_bytes, |_| true), fit.map(|entry| entry.block));
+            assert!(taken.iter().eq(model.iter().copied().filter(|entry| Some(*entry) != fit)));
             if step % 512 == 0 {
                 assert!(set.iter().eq(model.iter().copied()));
             }

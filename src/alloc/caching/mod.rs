@@ -169,8 +169,8 @@ impl Caching {
         let config =
             Config::parse(&settings).map_err(|error| params.value_error(error.to_string()))?;
         if config.expandable_segments {
-            let message = "expandable_segments:True is not modelled yet; \
-                           --pytorch-conf '' replays with ordinary segments";
+            let message = "expandable_segments:True is not modelled yet; `run --pytorch-conf ''` \
+                           replays the trace with ordinary segments";
             return Err(params.value_error(message));
         }
         if inputs.private_pools {
@@ -224,20 +224,15 @@ impl Caching {
         if self.collects_garbage() {
             self.searches[kind_of(set)] += 1;
         }
-        let candidate = self.free[set as usize].first_fit(size_bytes)?;
         let split_limit_bytes = self.config.max_split_size_bytes;
-        if size_bytes < split_limit_bytes {
-            if candidate.size_bytes >= split_limit_bytes {
-                return None;
+        let slack_bytes = self.config.max_non_split_rounding_bytes;
+        self.free[set as usize].take_first_fit(size_bytes, |candidate_bytes| {
+            if size_bytes < split_limit_bytes {
+                candidate_bytes < split_limit_bytes
+            } else {
+                candidate_bytes < size_bytes.saturating_add(slack_bytes)
             }
-        } else {
-            let slack_bytes = self.config.max_non_split_rounding_bytes;
-            if candidate.size_bytes >= size_bytes.saturating_add(slack_bytes) {
-                return None;
-            }
-        }
-        self.free[set as usize].remove(candidate.size_bytes, candidate.address);
-        Some(candidate.block)
+        })
     }
 
     /// Hands out a block that is in no set: splits it if the rules say so (spec 3.3 step 10, 3.8).

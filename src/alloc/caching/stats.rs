@@ -22,11 +22,17 @@ pub(super) struct Row {
 impl Row {
     #[inline]
     fn raise_to(&mut self, now: &Row) {
-        self.allocation = self.allocation.max(now.allocation);
-        self.allocated_bytes = self.allocated_bytes.max(now.allocated_bytes);
-        self.active = self.active.max(now.active);
-        self.active_bytes = self.active_bytes.max(now.active_bytes);
-        self.requested_bytes = self.requested_bytes.max(now.requested_bytes);
+        // Branches, not maxima: peaks rise rarely, so these are predicted and nothing is written.
+        let raise = |peak: &mut u64, now: u64| {
+            if now > *peak {
+                *peak = now;
+            }
+        };
+        raise(&mut self.allocation, now.allocation);
+        raise(&mut self.allocated_bytes, now.allocated_bytes);
+        raise(&mut self.active, now.active);
+        raise(&mut self.active_bytes, now.active_bytes);
+        raise(&mut self.requested_bytes, now.requested_bytes);
     }
 }
 
@@ -52,8 +58,10 @@ impl Stat {
     #[inline]
     fn change(&mut self, by: i64) {
         self.current += by;
-        self.allocated += by.max(0);
-        self.peak = self.peak.max(self.current);
+        if by > 0 {
+            self.allocated += by;
+            self.peak = self.peak.max(self.current);
+        }
     }
 
     fn freed(&self) -> i64 {
@@ -61,19 +69,29 @@ impl Stat {
     }
 }
 
-/// A statistic for small, large and all pools.
+/// A statistic for small, large and all pools. Those of all pools are sums, but for the peak.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct PoolStat {
     kinds: [Stat; 2],
-    all: Stat,
+    all_peak: i64,
 }
 
 impl PoolStat {
     #[inline]
     pub(super) fn change(&mut self, kind: Kind, by: i64) {
-        if by != 0 {
-            self.kinds[kind].change(by);
-            self.all.change(by);
+        self.kinds[kind].change(by);
+        if by > 0 {
+            let current = self.kinds[SMALL].current + self.kinds[LARGE].current;
+            self.all_peak = self.all_peak.max(current);
+        }
+    }
+
+    fn all(&self) -> Stat {
+        let [small, large] = self.kinds;
+        Stat {
+            current: small.current + large.current,
+            peak: self.all_peak,
+            allocated: small.allocated + large.allocated,
         }
     }
 }
@@ -191,7 +209,7 @@ impl Stats {
             ("inactive_split_bytes", &self.inactive_split_bytes),
         ];
         for (name, stat) in pools {
-            push(&mut flat, &format!("{name}.all"), &stat.all);
+            push(&mut flat, &format!("{name}.all"), &stat.all());
             push(&mut flat, &format!("{name}.small_pool"), &stat.kinds[SMALL]);
             push(&mut flat, &format!("{name}.large_pool"), &stat.kinds[LARGE]);
         }

@@ -90,7 +90,8 @@ impl Grid {
         if let Some(first) = widths.first_mut()
             && *first + others > WIDTH
         {
-            let room = WIDTH.saturating_sub(others);
+            let titles = self.head.iter().filter_map(|cells| cells.first()).map(Cell::width);
+            let room = titles.max().unwrap_or(0).max(WIDTH.saturating_sub(others));
             let fitting = lines().filter_map(|cells| cells.first()).map(Cell::width);
             *first = fitting.filter(|&width| width <= room).max().unwrap_or(0);
         }
@@ -163,6 +164,13 @@ mod tests {
         assert_eq!(lines[2], "a-name-that-is-too-long");
         assert_eq!(lines[3].trim_start(), format!("7 {filler}"));
         assert!(lines[3].len() <= WIDTH && lines[1].len() == lines[3].len(), "{text}");
+    }
+
+    #[test]
+    fn the_head_stays_in_one_line_whatever_the_width() {
+        let text = grid(&["a-name-that-is-too-long"], &"x".repeat(90));
+        assert!(text.starts_with("name count"), "{text}");
+        assert_eq!(text.lines().count(), 3, "{text}");
     }
 
     #[test]

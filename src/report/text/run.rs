@@ -4,6 +4,7 @@ use super::grid::{Align, Cell, Grid};
 use super::{SizeUnit, Style, Tone, counted, duration, grouped, percent, printable, rate, wrapped};
 use crate::device::CallCounts;
 use crate::engine::{Outcome, RunResult, Status};
+use crate::metrics::{Split, SplitAt};
 use crate::units::Bytes;
 
 /// The runs of one trace.
@@ -24,7 +25,32 @@ pub fn run(runs: &TraceRuns<'_>, style: Style) -> String {
     out.push_str(&device_line(first, runs.settings));
     out.push('\n');
     out.push_str(&table(runs.results).render(style));
+    // With several allocators the screen belongs to the comparison; the JSON has every split.
+    if let ([_], Some(split)) = (runs.results, &first.split) {
+        out.push_str(&split_line(split));
+    }
     out
+}
+
+/// `at the reserved peak, event 9: internal 12 MiB, hard 1.50 GiB, soft 20 MiB`
+fn split_line(split: &Split) -> String {
+    let at = match split.at {
+        SplitAt::ReservedPeak => "the reserved peak",
+        SplitAt::Oom => "the first refusal",
+    };
+    let kinds = [
+        (split.internal_bytes, "internal"),
+        (split.deferred_bytes, "deferred"),
+        (split.stream_bytes, "stream"),
+        (split.hard_bytes, "hard"),
+        (split.soft_bytes, "soft"),
+    ];
+    let kinds = kinds.into_iter().filter(|(bytes, _)| *bytes > 0);
+    let parts: Vec<String> =
+        kinds.map(|(bytes, kind)| format!("{kind} {}", Bytes(bytes))).collect();
+    let unused = if parts.is_empty() { "nothing".to_owned() } else { parts.join(", ") };
+    let text = format!("unused at {at}, event {}: {unused}", grouped(split.at_event));
+    wrapped("  ", &text, "    ")
 }
 
 /// `llama-1b: 231,791 events, 1 stream, torch_snapshot 2.11.0+cu130, 71.2% of its history`
@@ -86,7 +112,7 @@ fn table(results: &[&RunResult]) -> Grid {
         "",
         "device",
         "device",
-        "events",
+        "event",
     ]);
     grid.head([
         "allocator",
@@ -98,7 +124,7 @@ fn table(results: &[&RunResult]) -> Grid {
         "frag",
         "calls",
         "time",
-        "per s",
+        "rate",
     ]);
     for result in results {
         let peaks = &result.peaks;
@@ -110,7 +136,7 @@ fn table(results: &[&RunResult]) -> Grid {
             unit.cell(peaks.reserved_bytes_peak).into(),
             unit.signed_cell(result.excess_bytes).into(),
             percent(result.fragmentation).into(),
-            grouped(total_calls(&result.calls)).into(),
+            calls_cell(total_calls(&result.calls)).into(),
             duration(result.time.allocator_device_ns).into(),
             rate(result.wall.events_per_second).into(),
         ];
@@ -125,6 +151,11 @@ fn status_cell(status: Status) -> Cell {
         Status::Oom => Cell::toned("oom", Tone::Bad),
         Status::Failed => Cell::toned("failed", Tone::Bad),
     }
+}
+
+/// Exact while it is short: the JSON has every digit.
+fn calls_cell(calls: u64) -> String {
+    if calls < 100_000 { grouped(calls) } else { rate(calls as f64) }
 }
 
 fn total_calls(calls: &CallCounts) -> u64 {
@@ -197,7 +228,7 @@ pub(crate) mod tests {
         AllocatorSummary, DeviceSummary, FinalLevels, SCHEMA_VERSION, SimulatedTime, TraceSummary,
         Wall,
     };
-    use crate::metrics::{Peaks, Split, SplitAt};
+    use crate::metrics::Peaks;
     use crate::report::text::WIDTH;
     use crate::trace::AddressPolicy;
     use crate::units::{GIB, MIB};
@@ -288,11 +319,11 @@ pub(crate) mod tests {
             llama-1b-varlen: 231,791 events, 1 stream, torch_snapshot 2.11.0+cu130
             device: sim 139.80 GiB, costs of h200; settings max_split_size_mb:128
 
-                              requested allocated reserved excess       device device events
-            allocator  status  peak GiB  peak GiB peak GiB    GiB  frag  calls   time  per s
-            caching    ok         47.83     47.84    72.68  24.85 34.2%  1,234 1.23 s  20.1M
-            expandable ok         47.83     47.84    49.35   1.52  3.1%  1,234 1.23 s  20.1M
-            native     oom        47.83     47.84   139.00  91.17 65.6%  1,234 1.23 s  20.1M
+                              requested allocated reserved excess       device device event
+            allocator  status  peak GiB  peak GiB peak GiB    GiB  frag  calls   time  rate
+            caching    ok         47.83     47.84    72.68  24.85 34.2%  1,234 1.23 s 20.1M
+            expandable ok         47.83     47.84    49.35   1.52  3.1%  1,234 1.23 s 20.1M
+            native     oom        47.83     47.84   139.00  91.17 65.6%  1,234 1.23 s 20.1M
               event 4,012 asked for 1.90 GiB: largest hole 120 MiB, reserved peak 139 GiB,
                 capacity 139.80 GiB, 3 requests refused in all
         "#]]
@@ -302,13 +333,16 @@ pub(crate) mod tests {
     #[test]
     fn six_allocators_fit_one_screen() {
         let names = ["caching", "expandable", "stitch+policy=shipped", "planned", "best-fit", "x"];
-        let results: Vec<RunResult> =
-            names.iter().map(|name| refused(sample(name, 72 * GIB))).collect();
+        let mut results: Vec<RunResult> =
+            names.iter().map(|name| refused(sample(name, 172 * GIB))).collect();
+        results[0].calls.malloc = 154_200;
+        results[0].time.allocator_device_ns = 36_200_000;
         let results: Vec<&RunResult> = results.iter().collect();
         let text = screen(&results, Some("garbage_collection_threshold:0.8"));
         assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
         assert!(text.lines().count() <= 24, "{text}");
         assert!(text.contains("\nstitch+policy=shipped\n"), "{text}");
+        assert!(text.contains(" 154k "), "{text}");
     }
 
     #[test]
@@ -330,6 +364,18 @@ pub(crate) mod tests {
         let mut result = sample("caching", GIB);
         result.trace.name = "evil\x1b[2J".to_owned();
         assert!(!screen(&[&result], Some("\x1b]0;x\x07")).contains('\x1b'));
+    }
+
+    #[test]
+    fn a_single_allocator_shows_where_its_fragmentation_comes_from() {
+        let mut one = sample("caching", 72 * GIB);
+        let line = "unused at the reserved peak, event 9: internal 1 B, deferred 2 B, stream 5 B, \
+                    hard 3 B, soft 4 B";
+        let words = |text: String| text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(words(screen(&[&one], None)).ends_with(line), "{}", screen(&[&one], None));
+        assert!(!screen(&[&one, &one], None).contains("unused"));
+        one.split = None;
+        assert!(!screen(&[&one], None).contains("unused"));
     }
 
     #[test]

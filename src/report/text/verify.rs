@@ -1,6 +1,6 @@
 //! The answer of `verify`: a line a file, then one about all of them.
 
-use super::{Style, Tone, counted, grouped, printable};
+use super::{Style, Tone, counted, grouped, printable, wrapped};
 use crate::engine::VerifyResult;
 
 /// How many files turned out how.
@@ -50,11 +50,9 @@ pub fn verify(result: &VerifyResult, style: Style) -> String {
 /// What the lines of several files have in common: what was compared, and what was taken from the
 /// recordings.
 pub fn verify_legend(result: &VerifyResult) -> String {
-    format!(
-        "compared: {}\ntaken from the recording: {}\n",
-        result.compared.join(", "),
-        result.taken_from_recording.join(", ")
-    )
+    let compared = wrapped("compared: ", &result.compared.join(", "), "  ");
+    let taken = result.taken_from_recording.join(", ");
+    compared + &wrapped("taken from the recording: ", &taken, "  ")
 }
 
 /// `46 of 51 files exact, 3 differ, 2 could not be verified`

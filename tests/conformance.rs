@@ -1,0 +1,214 @@
+//! One suite for every registered allocator: the contract of `src/alloc/mod.rs`.
+//!
+//! Programs are random but end by freeing everything and emptying the cache, so that every byte must
+//! come back. Each runs with the paranoid checker, which shares no code with any allocator.
+
+use std::fmt::Write;
+
+use fraglab::alloc::registry;
+use fraglab::alloc::spec::AllocSpec;
+use fraglab::device::CostProfile;
+use fraglab::engine::{Observe, Observed, RunOptions, Status, run};
+use fraglab::trace::{AddressPolicy, DeviceCall, Fault, FaultWhen, Trace, read_text};
+use fraglab::units::MIB;
+
+use crate::common::Rng;
+
+/// Sizes around every border that allocators care about.
+const SIZES: [u64; 14] = [
+    1,
+    511,
+    513,
+    100_000,
+    MIB - 512,
+    MIB,
+    MIB + 1,
+    2 * MIB,
+    5 * MIB,
+    10 * MIB - 1,
+    10 * MIB,
+    20 * MIB + 1,
+    33 * MIB,
+    64 * MIB,
+];
+
+/// A random program of about `steps` operations on three streams, in the text form. It frees
+/// everything at the end, waits for all streams and empties the cache.
+fn program(seed: u64, steps: usize) -> Trace {
+    let mut rng = Rng(seed);
+    let mut text = String::new();
+    let mut live: Vec<usize> = Vec::new();
+    let mut waiting: Vec<usize> = Vec::new();
+    let line = |text: &mut String, what: std::fmt::Arguments<'_>| {
+        text.write_fmt(what).expect("a string takes it");
+        text.push('\n');
+    };
+    for step in 0..steps {
+        match rng.below(10) {
+            0..=4 => {
+                let size = SIZES[rng.below(SIZES.len())];
+                let stream = rng.below(3) * 256;
+                line(&mut text, format_args!("alloc b{step} {size} stream={stream}"));
+                live.push(step);
+            }
+            5..=7 if !live.is_empty() => {
+                let block = live.swap_remove(rng.below(live.len()));
+                line(&mut text, format_args!("free b{block}"));
+            }
+            8 if !live.is_empty() => {
+                let block = live.swap_remove(rng.below(live.len()));
+                line(&mut text, format_args!("defer b{block}"));
+                waiting.push(block);
+            }
+            9 if !waiting.is_empty() => {
+                let block = waiting.swap_remove(rng.below(waiting.len()));
+                line(&mut text, format_args!("done b{block}"));
+            }
+            _ if rng.below(20) == 0 => line(&mut text, format_args!("empty_cache")),
+            _ => {}
+        }
+    }
+    for block in live {
+        line(&mut text, format_args!("free b{block}"));
+    }
+    for block in waiting {
+        line(&mut text, format_args!("done b{block}"));
+    }
+    line(&mut text, format_args!("empty_cache"));
+    read_text(&text).expect("a valid program")
+}
+
+fn options(capacity_mib: u64) -> RunOptions {
+    let mut options = RunOptions::new(CostProfile::shipped("h200").expect("ships"));
+    options.capacity_bytes = Some(capacity_mib * MIB);
+    options.paranoid = true;
+    options
+}
+
+fn every_allocator() -> Vec<AllocSpec> {
+    let names = registry::list().into_iter().map(|info| info.name.parse().expect("a name"));
+    let specs: Vec<AllocSpec> = names.collect();
+    assert!(!specs.is_empty());
+    specs
+}
+
+fn replay(trace: &Trace, spec: &AllocSpec, options: &RunOptions) -> Observed {
+    let observe = Observe { decisions: true, timeline: false };
+    run(trace, spec, options, observe).unwrap_or_else(|error| panic!("{spec}: {error}"))
+}
+
+/// Nothing is left and nothing was lost.
+fn assert_all_came_back(observed: &Observed, what: &str) {
+    let result = &observed.result;
+    let levels = result.final_levels;
+    assert_eq!(levels.requested_bytes, 0, "{what}");
+    assert_eq!(levels.levels.active_bytes, 0, "{what}");
+    assert_eq!(levels.levels.reserved_bytes, 0, "{what}");
+    assert_eq!(result.calls.malloc, result.calls.free, "{what}");
+    assert_eq!(result.calls.create, result.calls.release, "{what}");
+    assert_eq!(result.calls.address_reserve, result.calls.address_free, "{what}");
+}
+
+#[test]
+fn the_contract_holds_with_room_and_without() {
+    for spec in every_allocator() {
+        let mut refused = 0;
+        for seed in 0..60 {
+            let trace = program(seed, 400);
+            for capacity_mib in [100_000, 700, 200] {
+                let what = format!("{spec}, seed {seed}, {capacity_mib} MiB");
+                let observed = replay(&trace, &spec, &options(capacity_mib));
+                assert_all_came_back(&observed, &what);
+                let peaks = observed.result.peaks;
+                assert!(peaks.reserved_bytes_peak <= capacity_mib * MIB, "{what}");
+                let oom = observed.result.outcome.status == Status::Oom;
+                assert_eq!(oom, observed.result.counters["ooms"] > 0, "{what}");
+                if capacity_mib == 100_000 {
+                    assert!(!oom, "{what}: there is room for everything");
+                    assert_eq!(peaks.requested_bytes_peak, trace.requested_bytes_peak(), "{what}");
+                }
+                refused += u64::from(oom);
+            }
+        }
+        assert!(refused > 60, "{spec}: tight devices must refuse");
+    }
+}
+
+#[test]
+fn a_limit_is_obeyed() {
+    for spec in every_allocator() {
+        let trace = program(7, 400);
+        for limit_mib in [0, 1, 64, 301] {
+            let mut options = options(100_000);
+            options.limit_bytes = Some(limit_mib * MIB);
+            let observed = replay(&trace, &spec, &options);
+            let reserved = observed.result.peaks.reserved_bytes_peak;
+            assert!(reserved <= limit_mib * MIB, "{spec}: {reserved} over {limit_mib} MiB");
+            assert_eq!(observed.result.allocator.limit_bytes, Some(limit_mib * MIB));
+            assert_all_came_back(&observed, &spec.to_string());
+        }
+    }
+}
+
+#[test]
+fn a_failure_at_any_device_call_leaves_the_allocator_usable() {
+    for spec in every_allocator() {
+        let clean = program(3, 150);
+        let calls = replay(&clean, &spec, &options(100_000)).result.calls;
+        assert!(calls.malloc > 10);
+        for nth in 1..=calls.malloc {
+            let mut trace = clean.clone();
+            trace.header.faults =
+                vec![Fault { call: DeviceCall::Malloc, when: FaultWhen::Nth(nth) }];
+            let observed = replay(&trace, &spec, &options(100_000));
+            assert_all_came_back(&observed, &format!("{spec}, malloc {nth} fails"));
+        }
+        let mut trace = clean.clone();
+        trace.header.faults = vec![Fault { call: DeviceCall::Malloc, when: FaultWhen::All }];
+        let observed = replay(&trace, &spec, &options(100_000));
+        assert_eq!(observed.result.outcome.status, Status::Oom);
+        assert_eq!(observed.result.peaks.reserved_bytes_peak, 0);
+    }
+}
+
+#[test]
+fn the_same_input_gives_the_same_decisions() {
+    for spec in every_allocator() {
+        let trace = program(11, 600);
+        for policy in [AddressPolicy::Chunks, AddressPolicy::Ascending, AddressPolicy::Descending] {
+            let mut options = options(500);
+            options.address_policy = Some(policy);
+            let first = replay(&trace, &spec, &options);
+            let second = replay(&trace, &spec, &options);
+            assert_eq!(first.decisions, second.decisions, "{spec}");
+            // Watching changes nothing.
+            options.paranoid = false;
+            let unwatched = run(&trace, &spec, &options, Observe::default()).expect("runs");
+            assert_eq!(unwatched.result.peaks, first.result.peaks, "{spec}");
+            assert_eq!(unwatched.result.counters, first.result.counters, "{spec}");
+        }
+    }
+}
+
+/// The split of DESIGN 2 adds up exactly to reserved − requested at its event.
+#[test]
+fn the_split_adds_up() {
+    for spec in every_allocator() {
+        for seed in 100..130 {
+            let trace = program(seed, 300);
+            for capacity_mib in [100_000, 300] {
+                let observe = Observe { decisions: false, timeline: true };
+                let observed = run(&trace, &spec, &options(capacity_mib), observe).expect("runs");
+                let Some(split) = observed.result.split else { continue };
+                let row = observed.timeline[split.at_event as usize];
+                let sum = split.internal_bytes
+                    + split.deferred_bytes
+                    + split.hard_bytes
+                    + split.soft_bytes
+                    + split.stream_bytes;
+                assert_eq!(sum, row.reserved_bytes - row.requested_bytes, "{spec}, seed {seed}");
+                assert_eq!(split.deferred_bytes, row.active_bytes - row.allocated_bytes);
+            }
+        }
+    }
+}
