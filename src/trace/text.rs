@@ -149,6 +149,17 @@ impl Token<'_> {
     fn wrong(&self, message: impl Into<String>) -> Wrong {
         Wrong::new(self.at, message)
     }
+
+    /// A unit that stands apart from its number.
+    fn loose_unit(&self) -> Wrong {
+        self.wrong(format!("unexpected `{0}`: a size is one word, as in 5{0}", self.text))
+    }
+}
+
+/// Whether a word is a unit of sizes, without a number. Single letters are taken for names.
+fn is_unit(word: &str) -> bool {
+    let letters = word.len() > 1 && word.bytes().all(|byte| byte.is_ascii_alphabetic());
+    letters && format!("1{word}").parse::<Bytes>().is_ok()
 }
 
 /// Splits a line at white space and drops its comment. A word in double quotes may hold both, with
@@ -227,6 +238,7 @@ impl<'t, 'a> Args<'t, 'a> {
     fn finish(&mut self) -> Result<(), Wrong> {
         match self.next() {
             None => Ok(()),
+            Some(token) if is_unit(&token.text) => Err(token.loose_unit()),
             Some(token) => Err(token.wrong(format!(
                 "unexpected `{}`: expected the end of the line (words with spaces go in quotes)",
                 token.text
@@ -627,6 +639,7 @@ impl Parser {
                 Some((twice @ ("stream" | "role"), _)) => {
                     return Err(option.wrong(format!("`{twice}=` stands twice")));
                 }
+                _ if is_unit(text) => return Err(option.loose_unit()),
                 _ => {
                     return Err(option.wrong(format!(
                         "unexpected `{}`: expected stream=HANDLE, role=ROLE or the end of the line",
@@ -879,6 +892,12 @@ impl Runner {
             let shown = &self.trace.names[name.index()];
             match self.states[name.index()] {
                 NameState::Gone(_) => {}
+                NameState::Live(_, since) if since == line => {
+                    return Err(format!(
+                        "`{shown}` is still live since line {since} in the turn before: free it \
+                         before the `end`, or call it `_` if it stays"
+                    ));
+                }
                 NameState::Live(_, since) => {
                     return Err(format!(
                         "`{shown}` is still live since line {since}: free it first, or take \
