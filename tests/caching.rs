@@ -18,7 +18,7 @@ fn caching_reproduces_the_plain_vectors() {
     run_plain_vectors(|vector: &Vector| {
         build(&BuildInputs {
             settings: Some(vector.config.to_owned()),
-            device_total_bytes: vector.device_bytes,
+            device_total_bytes: Some(vector.device_bytes),
             stream_handles: golden::STREAM_HANDLES.to_vec(),
             ..BuildInputs::default()
         })
@@ -31,7 +31,7 @@ fn caching_does_what_the_model_does() {
         build(&BuildInputs {
             settings: Some(case.conf.clone()),
             limit_bytes: case.limit_bytes,
-            device_total_bytes: case.device_total_bytes,
+            device_total_bytes: Some(case.device_total_bytes),
             stream_handles: case.stream_handles.clone(),
             ..BuildInputs::default()
         })

@@ -273,8 +273,8 @@ pub struct BuildInputs {
     pub limit_bytes: Option<u64>,
     /// The limit of the recorded run: stands unless another is asked for, by name or in settings.
     pub recorded_limit_bytes: Option<u64>,
-    /// Total memory that the device reports.
-    pub device_total_bytes: u64,
+    /// Total memory that the device reports, where there is an end to it.
+    pub device_total_bytes: Option<u64>,
     /// Raw handles of the trace's streams, by [`StreamId`].
     pub stream_handles: Vec<u64>,
     /// The trace enters private pools or graph captures.

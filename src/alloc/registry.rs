@@ -59,5 +59,5 @@ macro_rules! allocators {
 
 allocators! {
     "caching", Caching, "PyTorch's CUDA caching allocator, exact", caching::parameter_help();
-    "native", Native, "one device malloc per tensor, nothing cached", Vec::new();
+    "native", Native, "one device malloc per tensor: a bound, it wastes nothing and calls the device each time", Vec::new();
 }

@@ -179,6 +179,11 @@ impl Params {
         self.left.remove(key)
     }
 
+    /// The allocator's name.
+    pub fn allocator(&self) -> &str {
+        &self.allocator
+    }
+
     /// An error about a value.
     pub fn value_error(&self, message: impl Into<String>) -> SpecError {
         SpecError::Value { allocator: self.allocator.clone(), message: message.into() }

@@ -11,7 +11,7 @@ use super::console::Console;
 use super::input::{self, is_stdio};
 use super::output;
 use super::progress::Progress;
-use crate::report::text::grouped;
+use crate::report::text::counted;
 use crate::trace::{Trace, write_trace};
 use crate::units::Bytes;
 
@@ -108,9 +108,9 @@ pub(super) fn execute(args: &Args, console: &Console) -> anyhow::Result<Verdict>
     for warning in &warnings {
         console.warn(&args.output, warning);
     }
-    let events = grouped(imported.trace.events.len() as u64);
+    let events = counted(imported.trace.events.len() as u64, "event");
     let size = written_bytes.map_or_else(String::new, |bytes| format!(", {}", Bytes(bytes)));
-    console.note(&format!("fraglab: wrote {}: {events} events{size}", args.output.display()));
+    console.note(&format!("fraglab: wrote {}: {events}{size}", args.output.display()));
     Ok(Verdict::Good)
 }
 

@@ -16,10 +16,10 @@ use super::input;
 use super::output;
 use super::progress::Progress;
 use crate::alloc::registry::{self, Visitor};
-use crate::alloc::spec::AllocSpec;
+use crate::alloc::spec::{AllocSpec, SpecError};
 use crate::alloc::{Allocator, BuildInputs};
-use crate::device::CostProfile;
 use crate::device::sim::UNLIMITED_TOTAL_BYTES;
+use crate::device::{CostProfile, GRANULARITY_BYTES};
 use crate::engine::{self, Observe, Observed, RunOptions, RunResult, Status};
 use crate::import::ReadOptions;
 use crate::report::json;
@@ -33,9 +33,9 @@ Examples:
   fraglab run --trace snapshot.pickle
       what PyTorch's allocator reserves for this job, with the settings that it was recorded with
   fraglab run --trace job.json --alloc caching,caching+max_split_size_mb=128,native
-  fraglab run --trace job.json --pytorch-conf expandable_segments:True --capacity 80GiB
+  fraglab run --trace job.json --pytorch-conf max_split_size_mb:128 --capacity 80GiB
   fraglab run --trace runs/*.pickle.gz --json - | jq '.[] | {n: .trace.name, f: .fragmentation}'
-  fraglab run --trace traces/*.txt --check-expect --quiet
+  fraglab run --trace traces/cases/*.txt --check-expect --quiet
   printf 'alloc a 100MiB\\nfree a\\n' | fraglab run --trace - --alloc native
 
 Exit codes: 0 good, 1 some allocator ran out of memory or an expectation failed, 2 something could \
@@ -58,8 +58,12 @@ where some expectation is about it (status, ooms, ...).";
 #[command(after_help = AFTER_HELP)]
 pub(super) struct Args {
     /// Traces of any format, told by content; `-` is standard input
-    #[arg(long = "trace", required = true, num_args = 1.., value_name = "TRACE")]
+    #[arg(long = "trace", num_args = 1.., value_name = "TRACE", required_unless_present = "more")]
     traces: Vec<PathBuf>,
+
+    /// The same without --trace
+    #[arg(value_name = "TRACE", id = "more")]
+    more_traces: Vec<PathBuf>,
 
     /// Allocators, with commas: NAME[+key=value]... [default: caching]
     ///
@@ -215,11 +219,18 @@ struct Plan {
 }
 
 impl Plan {
-    fn new(args: Args) -> anyhow::Result<Plan> {
+    fn new(mut args: Args) -> anyhow::Result<Plan> {
+        args.traces.append(&mut args.more_traces);
         input::check_stdin_once(&args.traces)?;
-        let outputs = [&args.json, &args.decisions, &args.timeline];
-        for output in outputs.into_iter().flatten() {
+        let outputs: Vec<&PathBuf> =
+            [&args.json, &args.decisions, &args.timeline].into_iter().flatten().collect();
+        for (index, output) in outputs.iter().enumerate() {
             output::refuse_overwrite(&args.traces, output)?;
+            anyhow::ensure!(
+                !outputs[..index].contains(output),
+                "{}: is named for two outputs: give each a file of its own",
+                output.display()
+            );
         }
         let mut specs: Vec<AllocSpec> = args.allocs.into_iter().flat_map(|list| list.0).collect();
         if specs.is_empty() && !args.check_expect {
@@ -255,17 +266,37 @@ impl Plan {
 
     /// A misspelt allocator is told before any file is read.
     fn check_specs(&self) -> anyhow::Result<()> {
+        for spec in &self.specs {
+            self.check_spec(spec)?;
+        }
+        Ok(())
+    }
+
+    /// Whether an allocator can be built on a device of some size.
+    fn check_spec(&self, spec: &AllocSpec) -> Result<(), SpecError> {
         let total_bytes = self.options.capacity_bytes.unwrap_or(UNLIMITED_TOTAL_BYTES);
         let inputs = BuildInputs {
             settings: self.options.settings.clone(),
             limit_bytes: self.options.limit_bytes,
-            device_total_bytes: total_bytes,
+            device_total_bytes: Some(total_bytes),
             ..BuildInputs::default()
         };
-        for spec in &self.specs {
-            registry::build(spec, &inputs, Buildable)?;
-        }
-        Ok(())
+        registry::build(spec, &inputs, Buildable)
+    }
+
+    /// What was typed but can hardly be meant.
+    fn doubts(&self) -> Vec<String> {
+        let sizes =
+            [("--capacity", self.options.capacity_bytes), ("--limit", self.options.limit_bytes)];
+        let small = sizes.into_iter().filter_map(|(flag, bytes)| {
+            let bytes = bytes.filter(|&bytes| bytes < GRANULARITY_BYTES)?;
+            Some(format!(
+                "{flag} {} holds not one segment of {}: a number without a unit is bytes",
+                Bytes(bytes),
+                Bytes(GRANULARITY_BYTES)
+            ))
+        });
+        small.collect()
     }
 
     /// The allocators for one trace: those its expectations name, then those asked for.
@@ -275,7 +306,9 @@ impl Plan {
         }
         let mut specs = Vec::new();
         for expectation in &trace.header.expectations {
-            let spec = expectation.allocator.parse().with_context(|| place(path, expectation))?;
+            let spec: AllocSpec =
+                expectation.allocator.parse().with_context(|| place(path, expectation))?;
+            self.check_spec(&spec).with_context(|| place(path, expectation))?;
             if !specs.contains(&spec) {
                 specs.push(spec);
             }
@@ -311,6 +344,7 @@ fn profile(name: &str) -> anyhow::Result<CostProfile> {
 struct TraceRun {
     warnings: Vec<String>,
     settings: Option<String>,
+    recorded_refusal: Option<(u64, u64)>,
     phases: Vec<String>,
     expectations: Vec<Expectation>,
     cells: Vec<Cell>,
@@ -329,6 +363,10 @@ impl Cell {
 }
 
 impl TraceRun {
+    fn name(&self) -> &str {
+        self.cells.iter().find_map(Cell::result).map_or("", |result| &result.trace.name)
+    }
+
     fn results(&self) -> Vec<&RunResult> {
         self.cells.iter().filter_map(Cell::result).collect()
     }
@@ -341,6 +379,9 @@ impl TraceRun {
 /// and the others go on.
 pub(super) fn execute(args: Args, console: &Console) -> anyhow::Result<Verdict> {
     let plan = Plan::new(args)?;
+    for doubt in plan.doubts() {
+        console.note(&format!("fraglab: warning: {doubt}"));
+    }
     let mut verdict = Verdict::Good;
     let mut runs = Vec::new();
     let mut single = plan.traces.len() == 1;
@@ -357,6 +398,7 @@ pub(super) fn execute(args: Args, console: &Console) -> anyhow::Result<Verdict> 
             }
         }
     }
+    tell_apart(&mut runs);
     write_files(&plan, &runs, single, console)?;
     let json_on_stdout = plan.json.as_deref().is_some_and(input::is_stdio);
     if !plan.quiet && !json_on_stdout {
@@ -370,6 +412,18 @@ pub(super) fn execute(args: Args, console: &Console) -> anyhow::Result<Verdict> 
         verdict = verdict.max(Verdict::No);
     }
     Ok(verdict)
+}
+
+/// Traces of one name are called by their paths, so that tables and JSON tell them apart.
+fn tell_apart(runs: &mut [(&Path, TraceRun)]) {
+    let names: Vec<String> = runs.iter().map(|(_, run)| run.name().to_owned()).collect();
+    for (path, run) in runs {
+        if names.iter().filter(|name| *name == run.name()).count() > 1 {
+            for observed in run.cells.iter_mut().filter_map(|cell| cell.outcome.as_mut().ok()) {
+                observed.result.trace.name = path.display().to_string();
+            }
+        }
+    }
 }
 
 fn results<'a>(runs: &'a [(&Path, TraceRun)]) -> impl Iterator<Item = &'a RunResult> {
@@ -412,6 +466,7 @@ fn replay(plan: &Plan, path: &Path, options: &ReadOptions) -> anyhow::Result<Tra
     let cells = cells.collect();
     Ok(TraceRun {
         cells,
+        recorded_refusal: trace.first_attempt(),
         warnings: imported.warnings,
         settings: plan.options.settings.clone().or(imported.trace.header.settings),
         phases: imported.trace.phases,
@@ -499,7 +554,9 @@ fn print_tables(runs: &[(&Path, TraceRun)], console: &Console) -> anyhow::Result
     let screens = runs.iter().map(|(_, run)| {
         let results = run.results();
         let settings = run.settings.as_deref();
-        text::run(&TraceRuns { settings, results: &results }, console.style())
+        let recorded_refusal = run.recorded_refusal;
+        let runs = TraceRuns { settings, recorded_refusal, results: &results };
+        text::run(&runs, console.style())
     });
     let screens: Vec<String> = screens.filter(|screen| !screen.is_empty()).collect();
     console.print(&screens.join("\n"))?;

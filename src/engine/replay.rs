@@ -13,7 +13,7 @@ use crate::alloc::registry::{self, Visitor};
 use crate::alloc::spec::{AllocSpec, SpecError};
 use crate::alloc::{Action, Allocator, BuildInputs, Env, Handle, Request};
 use crate::device::sim::addresses::Addresses;
-use crate::device::{CostProfile, Counting, Device, Faulty, Sim, sim};
+use crate::device::{CostProfile, Counting, Device, Faulty, Sim};
 use crate::metrics::{
     DecisionRow, Decisions, NoSink, PeakTracker, Peaks, Shadow, Sink, Split, SplitAt, Timeline,
     TimelineRow, split,
@@ -123,13 +123,17 @@ pub fn run(
         Some(bytes) => Some(bytes),
         None => trace.header.device.total_bytes.or(capacity_bytes),
     };
-    let inputs = build_inputs(trace, options, total_bytes.unwrap_or(sim::UNLIMITED_TOTAL_BYTES));
+    let inputs = build_inputs(trace, options, total_bytes);
     let runner = Runner { trace, spec, options, observe, capacity_bytes, total_bytes };
     registry::build(spec, &inputs, runner)?
 }
 
 /// What an allocator may know of this trace.
-fn build_inputs(trace: &Trace, options: &RunOptions, device_total_bytes: u64) -> BuildInputs {
+fn build_inputs(
+    trace: &Trace,
+    options: &RunOptions,
+    device_total_bytes: Option<u64>,
+) -> BuildInputs {
     BuildInputs {
         settings: options.settings.clone().or_else(|| trace.header.settings.clone()),
         limit_bytes: options.limit_bytes,
@@ -542,11 +546,11 @@ impl<A: Allocator, S: Sink> Replay<A, SimDevice, S> {
             Op::Attempt(block) => {
                 self.memory_events += 1;
                 let handle = self.malloc(block);
+                // Memory held for it was held; the block itself stays out of the peaks.
+                self.peaks.observe_reserved(self.env.event, self.allocator.levels());
                 if handle != Handle::NONE {
                     self.allocator.free(&mut self.env, handle);
                 }
-                let levels = self.allocator.levels();
-                self.peaks.observe_reserved(self.env.event, levels);
             }
             Op::Defer(block) => {
                 self.memory_events += 1;

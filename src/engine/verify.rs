@@ -143,12 +143,13 @@ impl Reading {
 
 impl<'a> Driver<'a> {
     fn new(trace: &'a Trace, entries: &'a [RecordedEntry]) -> Result<Self, SpecError> {
+        // A limit that the settings give as a share stands in the header where it can be known.
         let total_bytes = trace.header.device.total_bytes;
         let inputs = BuildInputs {
             settings: trace.header.settings.clone(),
             limit_bytes: None,
             recorded_limit_bytes: trace.header.limit_bytes,
-            device_total_bytes: total_bytes.unwrap_or(UNLIMITED_TOTAL_BYTES),
+            device_total_bytes: total_bytes,
             stream_handles: trace.streams.iter().map(|stream| stream.handle).collect(),
             private_pools: false,
         };

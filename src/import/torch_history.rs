@@ -559,7 +559,8 @@ impl<'a> HistoryReader<'a> {
         };
         warn(
             odd.frees_without_alloc,
-            "frees of blocks that were allocated before the history begins are left out",
+            "frees of blocks that were allocated before the history begins are left out: what lived \
+             then is missing, and all peaks are too low",
         );
         warn(
             odd.frees_lost,

@@ -278,6 +278,16 @@ impl Trace {
         peak_bytes
     }
 
+    /// The first request that the recorded run was refused: index of its event and bytes.
+    pub fn first_attempt(&self) -> Option<(u64, u64)> {
+        let attempts = self.events.iter().enumerate().find_map(|(index, event)| match event.op {
+            Op::Attempt(block) => Some((index as u64, block)),
+            _ => None,
+        });
+        let (event, block) = attempts?;
+        Some((event, self.blocks.get(block.index())?.size_bytes))
+    }
+
     /// The innermost frames of a site as `function (file:line)`, or nothing.
     pub fn site_label(&self, site: SiteId) -> Option<String> {
         let stack = self.sites.stacks.get(site.some()?.index())?;

@@ -61,7 +61,7 @@ pub(super) const KEYS: [(&str, &str); 15] = [
     ("max_non_split_rounding_mb", "slack in matching blocks that are never split"),
     ("garbage_collection_threshold", "share of the limit at which old blocks go back; in (0, 1)"),
     ("roundup_power2_divisions", "N, or [SIZE_MB:N,...,>:N]: round sizes up between powers of two"),
-    ("expandable_segments", "True or False: segments that grow"),
+    ("expandable_segments", "False; True is not modelled yet"),
     ("per_process_memory_fraction", "memory limit as a share of the device, 0 to 1"),
     ("backend", "native; cudaMallocAsync is not modelled"),
     ("release_lock_on_cudamalloc", "accepted, no effect on placement"),

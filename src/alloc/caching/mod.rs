@@ -148,6 +148,7 @@ impl Caching {
     /// # Errors
     /// Settings that PyTorch refuses, and those that are not modelled.
     pub fn build(mut params: Params, inputs: &BuildInputs) -> Result<Caching, SpecError> {
+        let allocator = params.allocator().to_owned();
         let mut settings = inputs.settings.clone().unwrap_or_default();
         for (key, _) in config::KEYS {
             if let Some(value) = params.take(key) {
@@ -179,16 +180,19 @@ impl Caching {
             return Err(params.value_error(message));
         }
         params.finish()?;
-        Ok(Caching::new(config, inputs))
-    }
-
-    /// Builds the allocator from parsed settings; `settings` of the inputs is not read.
-    pub fn new(config: Config, inputs: &BuildInputs) -> Caching {
-        let fraction_limit = config.limit_bytes(inputs.device_total_bytes);
+        let fraction_limit = match inputs.device_total_bytes {
+            Some(total_bytes) => config.limit_bytes(total_bytes),
+            None if config.per_process_memory_fraction < 1.0 => {
+                let message = "per_process_memory_fraction is a share of the device, whose size is \
+                               not known here: give --capacity";
+                return Err(SpecError::Value { allocator, message: message.to_owned() });
+            }
+            None => None,
+        };
         let mut streams: Vec<StreamId> =
             (0..inputs.stream_handles.len() as u32).map(StreamId).collect();
         streams.sort_by_key(|stream| inputs.stream_handles[stream.index()]);
-        Caching {
+        Ok(Caching {
             limit_bytes: inputs.limit_bytes.or(fraction_limit).or(inputs.recorded_limit_bytes),
             config,
             blocks: Vec::new(),
@@ -199,7 +203,7 @@ impl Caching {
             searches: [0; 2],
             reserved_bytes: 0,
             stats: Stats::default(),
-        }
+        })
     }
 
     /// The settings in force.

@@ -74,7 +74,7 @@ pub fn grouped(count: u64) -> String {
 }
 
 /// A count with its noun: `1 stream`, `3 streams`.
-fn counted(count: u64, noun: &str) -> String {
+pub fn counted(count: u64, noun: &str) -> String {
     format!("{} {noun}{}", grouped(count), if count == 1 { "" } else { "s" })
 }
 

@@ -12,6 +12,8 @@ use crate::units::Bytes;
 pub struct TraceRuns<'a> {
     /// The settings string (`PYTORCH_CUDA_ALLOC_CONF`) in force, if any.
     pub settings: Option<&'a str>,
+    /// Event and bytes of the first request that the recorded run was refused, if any.
+    pub recorded_refusal: Option<(u64, u64)>,
     /// A result an allocator, in the order asked for.
     pub results: &'a [&'a RunResult],
 }
@@ -29,7 +31,30 @@ pub fn run(runs: &TraceRuns<'_>, style: Style) -> String {
     if let ([_], Some(split)) = (runs.results, &first.split) {
         out.push_str(&split_line(split));
     }
+    if let Some(refusal) = runs.recorded_refusal
+        && runs.results.iter().any(|result| result.outcome.status == Status::Ok)
+    {
+        out.push_str(&refusal_line(refusal, first));
+    }
     out
+}
+
+/// What an `ok` is worth if the recorded run was refused something.
+fn refusal_line((event, bytes): (u64, u64), result: &RunResult) -> String {
+    let unlimited =
+        result.device.capacity_bytes.is_none() && result.allocator.limit_bytes.is_none();
+    let meaning = if unlimited {
+        "neither limit nor capacity is known, so nothing is refused here: give --limit or --capacity"
+    } else {
+        "ok means that it is met here; the trace ends where the recorded run did"
+    };
+    let text = format!(
+        "the recorded run was refused {} at event {} of {}; {meaning}",
+        Bytes(bytes),
+        grouped(event),
+        grouped(result.trace.events),
+    );
+    wrapped("  ", &text, "    ")
 }
 
 /// `at the reserved peak, event 9: internal 12 MiB, hard 1.50 GiB, soft 20 MiB`
@@ -41,7 +66,7 @@ fn split_line(split: &Split) -> String {
     let kinds = [
         (split.internal_bytes, "internal"),
         (split.deferred_bytes, "deferred"),
-        (split.stream_bytes, "stream"),
+        (split.stream_bytes, "other stream or pool"),
         (split.hard_bytes, "hard"),
         (split.soft_bytes, "soft"),
     ];
@@ -306,7 +331,7 @@ pub(crate) mod tests {
     }
 
     fn screen(results: &[&RunResult], settings: Option<&str>) -> String {
-        run(&TraceRuns { settings, results }, Style::default())
+        run(&TraceRuns { settings, recorded_refusal: None, results }, Style::default())
     }
 
     #[test]
@@ -421,5 +446,28 @@ pub(crate) mod tests {
         has("wall", "events_per_second, seconds, peak_rss_bytes");
         assert_eq!(value["outcome"]["status"], "ok");
         assert_eq!(value["split"]["at"], "reserved_peak");
+    }
+
+    #[test]
+    fn an_ok_beside_a_recorded_refusal_says_what_it_is_worth() {
+        let mut result = sample("caching", 40 * GIB);
+        result.trace.events = 2_522;
+        let text = |result: &RunResult| {
+            let runs = TraceRuns {
+                settings: None,
+                recorded_refusal: Some((1_836, 2 * GIB)),
+                results: &[result],
+            };
+            run(&runs, Style::default())
+        };
+        result.device.capacity_bytes = Some(80 * GIB);
+        let limited = text(&result);
+        assert!(limited.contains("was refused 2 GiB at event 1,836 of 2,522"), "{limited}");
+        assert!(limited.contains("the trace ends where the recorded run did"), "{limited}");
+        result.device.capacity_bytes = None;
+        result.allocator.limit_bytes = None;
+        assert!(text(&result).contains("give --limit or --capacity"));
+        result.outcome.status = Status::Oom;
+        assert!(!text(&result).contains("recorded run"), "an oom speaks for itself");
     }
 }
