@@ -67,7 +67,7 @@ impl Addresses {
 
     /// The driver model of the [module docs](self).
     pub fn chunks() -> Addresses {
-        Addresses::with(Policy::Chunks(Chunks::default()))
+        Addresses::with(Policy::Chunks(Chunks::below(TOP)))
     }
 
     /// The bases that a recording shows: each malloc takes the next recorded base of its size, and
@@ -82,7 +82,7 @@ impl Addresses {
         Addresses::with(Policy::Recorded(Recorded {
             bases,
             live: BTreeMap::new(),
-            fallback: Chunks { lowest: FALLBACK_TOP, ..Chunks::default() },
+            fallback: Chunks::below(FALLBACK_TOP),
         }))
     }
 
@@ -156,34 +156,38 @@ fn alignment(size_bytes: u64) -> u64 {
 /// The driver model.
 #[derive(Clone, Debug)]
 struct Chunks {
+    /// End of the highest chunk ever made.
+    top: u64,
     /// Start of the lowest chunk ever made.
     lowest: u64,
     /// Chunks in use: base → size.
     chunks: BTreeMap<u64, u64>,
     /// Free ranges inside chunks: base → size. Adjacent ones are joined within a chunk.
     leftovers: BTreeMap<u64, u64>,
+    /// The largest leftover that begins in each slot of 32 MiB, slots counted downwards from `top`.
+    largest: MaxTree,
     /// Whole chunks that came back: base → size. Adjacent ones are joined.
     holes: BTreeMap<u64, u64>,
 }
 
-impl Default for Chunks {
-    fn default() -> Self {
+impl Chunks {
+    /// Chunks below `top`, a multiple of 32 MiB.
+    fn below(top: u64) -> Chunks {
         Chunks {
-            lowest: TOP,
+            top,
+            lowest: top,
             chunks: BTreeMap::new(),
             leftovers: BTreeMap::new(),
+            largest: MaxTree::default(),
             holes: BTreeMap::new(),
         }
     }
-}
 
-impl Chunks {
     fn take(&mut self, size_bytes: u64) -> Option<u64> {
         let size_bytes = size_bytes.checked_next_multiple_of(alignment(size_bytes))?;
-        let leftover = self.leftovers.iter().find(|&(_, &size)| size >= size_bytes);
-        let (base, room) = match leftover {
-            Some((&base, &room)) => {
-                self.leftovers.remove(&base);
+        let (base, room) = match self.lowest_leftover(size_bytes) {
+            Some((base, room)) => {
+                self.remove_leftover(base);
                 (base, room)
             }
             None => {
@@ -194,9 +198,40 @@ impl Chunks {
             }
         };
         if room > size_bytes {
-            self.leftovers.insert(base + size_bytes, room - size_bytes);
+            self.insert_leftover(base + size_bytes, room - size_bytes);
         }
         Some(base)
+    }
+
+    /// The leftover with the lowest address that holds this size: base and size.
+    fn lowest_leftover(&self, size_bytes: u64) -> Option<(u64, u64)> {
+        let slot = self.largest.last_at_least(size_bytes)?;
+        let fits = |&(_, &size): &(&u64, &u64)| size >= size_bytes;
+        self.leftovers.range(self.slot_range(slot)).find(fits).map(|(&base, &size)| (base, size))
+    }
+
+    fn slot(&self, base: u64) -> usize {
+        ((self.top - 1 - base) / CHUNK_BYTES) as usize
+    }
+
+    fn slot_range(&self, slot: usize) -> std::ops::Range<u64> {
+        let end = self.top - slot as u64 * CHUNK_BYTES;
+        end - CHUNK_BYTES..end
+    }
+
+    fn insert_leftover(&mut self, base: u64, size_bytes: u64) {
+        self.leftovers.insert(base, size_bytes);
+        self.largest.raise(self.slot(base), size_bytes);
+    }
+
+    fn remove_leftover(&mut self, base: u64) -> Option<u64> {
+        let size_bytes = self.leftovers.remove(&base)?;
+        let slot = self.slot(base);
+        if self.largest.get(slot) == size_bytes {
+            let rest = self.leftovers.range(self.slot_range(slot)).map(|(_, &size)| size).max();
+            self.largest.set(slot, rest.unwrap_or(0));
+        }
+        Some(size_bytes)
     }
 
     /// The top of the highest hole that holds a chunk, else below all others.
@@ -222,13 +257,13 @@ impl Chunks {
         let (mut base, mut size) = (address, size_bytes);
         let before = self.leftovers.range(chunk_base..address).next_back();
         if let Some((&left, &left_size)) = before.filter(|&(&left, &len)| left + len == address) {
-            self.leftovers.remove(&left);
+            self.remove_leftover(left);
             base = left;
             size += left_size;
         }
         let end = base + size;
         if end < chunk_end
-            && let Some(right_size) = self.leftovers.remove(&end)
+            && let Some(right_size) = self.remove_leftover(end)
         {
             size += right_size;
         }
@@ -236,7 +271,7 @@ impl Chunks {
             self.chunks.remove(&chunk_base);
             self.add_hole(base, size);
         } else {
-            self.leftovers.insert(base, size);
+            self.insert_leftover(base, size);
         }
     }
 
@@ -251,6 +286,66 @@ impl Chunks {
             size += right_size;
         }
         self.holes.insert(base, size);
+    }
+}
+
+/// A number for each slot, and the last slot that has at least so much: a binary tree of maxima.
+///
+/// ```text
+///            9             last slot with at least 5: go right where the right half has it,
+///        9       5         else left
+///      2   9   5   1
+/// ```
+#[derive(Clone, Debug, Default)]
+struct MaxTree {
+    /// Slots, a power of two; 0 while nothing was stored.
+    slots: usize,
+    /// The root at 1, children of `i` at `2 i` and `2 i + 1`, slots from `slots` on.
+    maxima: Vec<u64>,
+}
+
+impl MaxTree {
+    fn get(&self, slot: usize) -> u64 {
+        self.maxima.get(self.slots + slot).copied().unwrap_or(0)
+    }
+
+    fn set(&mut self, slot: usize, value: u64) {
+        if slot >= self.slots {
+            self.grow(slot);
+        }
+        let mut at = self.slots + slot;
+        self.maxima[at] = value;
+        while at > 1 {
+            at /= 2;
+            self.maxima[at] = self.maxima[2 * at].max(self.maxima[2 * at + 1]);
+        }
+    }
+
+    fn raise(&mut self, slot: usize, value: u64) {
+        if value > self.get(slot) {
+            self.set(slot, value);
+        }
+    }
+
+    fn grow(&mut self, slot: usize) {
+        let slots = (slot + 1).next_power_of_two().max(64);
+        let mut maxima = vec![0; 2 * slots];
+        maxima[slots..slots + self.slots].copy_from_slice(&self.maxima[self.slots..]);
+        for at in (1..slots).rev() {
+            maxima[at] = maxima[2 * at].max(maxima[2 * at + 1]);
+        }
+        *self = MaxTree { slots, maxima };
+    }
+
+    fn last_at_least(&self, value: u64) -> Option<usize> {
+        if self.maxima.get(1).is_none_or(|&most| most < value) {
+            return None;
+        }
+        let mut at = 1;
+        while at < self.slots {
+            at = if self.maxima[2 * at + 1] >= value { 2 * at + 1 } else { 2 * at };
+        }
+        Some(at - self.slots)
     }
 }
 
@@ -327,6 +422,29 @@ mod tests {
         assert_eq!(take(&mut addresses, 32), a);
         assert_eq!(take(&mut addresses, 32), b);
         assert_eq!(take(&mut addresses, 32), c - 32 * MIB);
+    }
+
+    /// Against the plain scan that the model describes: the lowest leftover that fits, if any.
+    #[test]
+    fn the_lowest_fitting_leftover_is_found() {
+        let mut chunks = Chunks::below(TOP);
+        let mut live: Vec<(u64, u64)> = Vec::new();
+        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+        for _ in 0..20_000 {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let random = state >> 33;
+            let size_bytes = [2, 3, 10, 20, 22, 40, 90][random as usize % 7] * MIB;
+            let scan = chunks.leftovers.iter().find(|&(_, &size)| size >= size_bytes);
+            let expected = scan.map(|(&base, &size)| (base, size));
+            assert_eq!(chunks.lowest_leftover(size_bytes), expected);
+            if random % 5 < 3 || live.is_empty() {
+                let base = chunks.take(size_bytes).expect("addresses are left");
+                live.push((base, size_bytes));
+            } else {
+                let (base, size) = live.swap_remove(random as usize / 7 % live.len());
+                chunks.give_back(base, size);
+            }
+        }
     }
 
     #[test]
