@@ -25,7 +25,6 @@ mod progress;
 mod run;
 mod verify;
 
-use std::num::NonZeroUsize;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
@@ -65,7 +64,8 @@ struct Cli {
     /// By default one per core. The event rate (events a second) is measured while the other cells run:
     /// use --threads 1 for undisturbed ones.
     #[arg(long, global = true, value_name = "N", help_heading = "Global options")]
-    threads: Option<NonZeroUsize>,
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
 
     #[command(subcommand)]
     command: Command,
@@ -123,7 +123,7 @@ pub fn main() -> ExitCode {
 fn execute(cli: Cli, console: &Console) -> anyhow::Result<Verdict> {
     if let Some(threads) = cli.threads {
         rayon::ThreadPoolBuilder::new()
-            .num_threads(threads.get())
+            .num_threads(usize::from(threads))
             .build_global()
             .context("cannot start the threads")?;
     }

@@ -394,7 +394,8 @@ pub(crate) mod tests {
     #[test]
     fn a_single_allocator_shows_where_its_fragmentation_comes_from() {
         let mut one = sample("caching", 72 * GIB);
-        let line = "unused at the reserved peak, event 9: internal 1 B, deferred 2 B, stream 5 B, \
+        let line = "unused at the reserved peak, event 9: internal 1 B, deferred 2 B, other \
+                    stream or pool 5 B, \
                     hard 3 B, soft 4 B";
         let words = |text: String| text.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(words(screen(&[&one], None)).ends_with(line), "{}", screen(&[&one], None));
