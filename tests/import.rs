@@ -926,3 +926,35 @@ fn progress_counts_the_bytes_of_the_file() {
     let bytes = std::fs::metadata(&path).unwrap().len();
     assert_eq!(progress.load(std::sync::atomic::Ordering::Relaxed), bytes);
 }
+
+/// A compressed file is read to its very end, so that its checksum is looked at, and a snapshot is all
+/// that a file may hold.
+#[test]
+fn damage_behind_the_last_opcode_is_found() {
+    let Some(dir) = shared_dir() else { return };
+    let original = std::fs::read(dir.join("tiny.pickle.gz")).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("t.pickle.gz");
+    let error = |bytes: &[u8]| {
+        std::fs::write(&path, bytes).unwrap();
+        read_trace(&path, &ReadOptions::default()).err().map(|error| error.to_string())
+    };
+    assert_eq!(error(&original), None);
+    let end = original.len();
+    for at in [end - 8, end - 5, end - 4, end - 1] {
+        let mut flipped = original.clone();
+        flipped[at] ^= 1;
+        assert!(error(&flipped).is_some(), "byte {at} of checksum or size is wrong");
+    }
+    for cut in [1, 4, 8] {
+        assert!(error(&original[..end - cut]).is_some(), "{cut} bytes are cut");
+    }
+    let mut pickle = Vec::new();
+    MultiGzDecoder::new(&original[..]).read_to_end(&mut pickle).unwrap();
+    assert_eq!(error(&pickle), None);
+    pickle.extend_from_slice(b"xx");
+    let message = error(&pickle).expect("bytes follow");
+    assert!(message.contains("behind the pickle's STOP"), "{message}");
+    let twice = [original.clone(), original].concat();
+    assert!(error(&twice).expect("two snapshots").contains("one snapshot a file"));
+}

@@ -84,9 +84,17 @@ fn one_line(error: &anyhow::Error) -> String {
     )
 }
 
+/// Longest line on standard error, in characters: a message may quote a word of a file, and a file may
+/// have words of megabytes.
+const LINE_CHARS_MAX: usize = 1000;
+
 /// Nothing can be done about a closed standard error.
 fn complain(text: &str) {
-    let _ = writeln!(io::stderr().lock(), "{text}");
+    let shown = match text.char_indices().nth(LINE_CHARS_MAX) {
+        Some((end, _)) => format!("{}… (cut)", &text[..end]),
+        None => text.to_owned(),
+    };
+    let _ = writeln!(io::stderr().lock(), "{shown}");
 }
 
 /// Whether the reader of our output has left: `fraglab info x | head -1`.

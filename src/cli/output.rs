@@ -35,6 +35,22 @@ pub(super) fn save(
     Ok(())
 }
 
+/// Whether two names lead to one file, there already or not.
+pub(super) fn same_place(one: &Path, other: &Path) -> bool {
+    let place = |path: &Path| {
+        if let Ok(there) = path.canonicalize() {
+            return there;
+        }
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        let folder = folder.unwrap_or(Path::new("."));
+        match (folder.canonicalize(), path.file_name()) {
+            (Ok(folder), Some(name)) => folder.join(name),
+            _ => path.to_owned(),
+        }
+    };
+    place(one) == place(other)
+}
+
 /// Refuses to write over a file that is read.
 ///
 /// # Errors

@@ -227,7 +227,7 @@ impl Plan {
         for (index, output) in outputs.iter().enumerate() {
             output::refuse_overwrite(&args.traces, output)?;
             anyhow::ensure!(
-                !outputs[..index].contains(output),
+                !outputs[..index].iter().any(|other| output::same_place(other, output)),
                 "{}: is named for two outputs: give each a file of its own",
                 output.display()
             );

@@ -286,7 +286,8 @@ pub(super) struct Pickle<B> {
     pub(super) builder: B,
 }
 
-/// Reads one pickle. Bytes after its STOP are not looked at.
+/// Reads one pickle, which must be all there is: whatever checks the stream behind it (the checksum of
+/// a compressed file) has then seen its end.
 pub(super) fn read_pickle<R: Read, B: Build>(
     reader: R,
     atoms: Atoms,
@@ -381,6 +382,25 @@ impl<R: Read> Source<R> {
             }
         }
         Ok(true)
+    }
+
+    /// Checks that nothing follows, and that the stream ends as it should.
+    fn end(&mut self) -> Outcome<()> {
+        let offset = self.offset();
+        let mut next = [0];
+        while self.start == self.end {
+            match self.reader.read(&mut next) {
+                Ok(0) => return Ok(()),
+                Ok(_) => break,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(source) => return Err(Box::new(PickleError::Io { offset, source })),
+            }
+        }
+        Err(Box::new(PickleError::Malformed {
+            offset,
+            found: "more bytes behind the pickle's STOP".to_owned(),
+            expected: "the end of the file: one snapshot a file",
+        }))
     }
 
     #[cold]
@@ -581,7 +601,9 @@ impl<R: Read, B: Build> Machine<R, B> {
             self.opcode_at = self.source.offset();
             let opcode = self.source.byte()?;
             if opcode == op::STOP {
-                return self.pop();
+                let top = self.pop()?;
+                self.source.end()?;
+                return Ok(top);
             }
             self.step(opcode)?;
         }

@@ -436,7 +436,8 @@ impl Write for Target {
         match self {
             Target::Stdout(stdout) => stdout.write(buffer),
             Target::Direct(file) => file.write(buffer),
-            Target::Beside { file, .. } => file.write(buffer),
+            // Through the file itself: the wrapper's errors name the temporary file.
+            Target::Beside { file, .. } => file.as_file_mut().write(buffer),
         }
     }
 
@@ -444,7 +445,7 @@ impl Write for Target {
         match self {
             Target::Stdout(stdout) => stdout.flush(),
             Target::Direct(file) => file.flush(),
-            Target::Beside { file, .. } => file.flush(),
+            Target::Beside { file, .. } => file.as_file_mut().flush(),
         }
     }
 }

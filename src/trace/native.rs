@@ -533,6 +533,13 @@ impl EventColumns {
     }
 
     fn into_events(self, blocks: usize) -> Result<Vec<Event>, NativeError> {
+        if self.time_unit_ns == 0 {
+            return Err(NativeError::Number {
+                column: "events.time_unit_ns",
+                index: 0,
+                message: "is 0, expected at least 1".to_owned(),
+            });
+        }
         let count = self.ops.len();
         let deltas = or_default("events.time_deltas", self.time_deltas, 0, count, "an event")?;
         let mut reader = OpReader { ids: self.ids.iter(), used: 0, next: 0, blocks };

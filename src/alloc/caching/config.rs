@@ -190,7 +190,7 @@ impl Config {
         // Everything below 2 MiB uses the first entry, everything from 32 GiB the last.
         let entry = (request_bytes.ilog2() as usize).saturating_sub(20).min(ROUNDUP_ENTRIES - 1);
         let divisions = self.roundup_power2_divisions[entry];
-        if divisions > 1 && request_bytes > MIN_BLOCK_BYTES * divisions {
+        if divisions > 1 && request_bytes > MIN_BLOCK_BYTES.saturating_mul(divisions) {
             if request_bytes.is_power_of_two() {
                 return request_bytes;
             }
@@ -489,6 +489,9 @@ mod tests {
         assert_eq!(four.round_size(1_500_000), 1_572_864);
         assert_eq!(four.round_size(11_000_000), 12_582_912);
         assert_eq!(four.round_size((1 << 60) - 1), 1 << 60);
+        // More divisions than a request has units: plain rounding (r > 512 d does not hold).
+        let huge = Config::parse("roundup_power2_divisions:9223372036854775808").expect("accepted");
+        assert_eq!(huge.round_size(1_153_434), 1_153_536);
     }
 
     #[test]

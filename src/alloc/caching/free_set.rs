@@ -13,6 +13,8 @@
 //! rest of a bin is sorted *descending*: a malloc takes the first in order, and what a backward pass
 //! frees next comes before it, so that both happen at the end of the vector, where nothing moves.
 
+use std::collections::BTreeSet;
+
 use super::config::MIN_BLOCK_BYTES;
 
 /// Bins a power of two is cut in: 2^5.
@@ -47,7 +49,12 @@ struct Bin {
     first: Entry,
     /// All others, the second in order last.
     rest: Vec<Entry>,
+    /// All others instead, once they are so many that moving entries would cost more than a tree.
+    many: Option<Box<BTreeSet<Entry>>>,
 }
+
+/// A bin with more entries than this keeps them in a tree. Recorded jobs stay far below.
+const REST_MAX: usize = 1024;
 
 /// Free blocks in the order (size, address).
 #[derive(Clone, Debug)]
@@ -78,31 +85,36 @@ fn class(size_bytes: u64) -> usize {
     (((shift + 1) as usize) << SUB_BITS) + ((units >> shift) as usize & ((1 << SUB_BITS) - 1))
 }
 
-/// The place of a bin's first entry; others are places in its rest.
-const FIRST: usize = usize::MAX;
-
 impl Bin {
+    const EMPTY: Bin = Bin { first: Entry::NONE, rest: Vec::new(), many: None };
+
     #[inline]
-    fn at(&self, place: usize) -> &Entry {
-        if place == FIRST { &self.first } else { &self.rest[place] }
+    fn is_empty(&self) -> bool {
+        self.first.block == u32::MAX
     }
 
-    /// The place of the first entry of at least this size.
+    /// The first entry of at least this size.
     #[inline]
-    fn first_fit(&self, size_bytes: u64) -> Option<usize> {
-        if self.first.block == u32::MAX {
+    fn first_fit(&self, size_bytes: u64) -> Option<Entry> {
+        if self.is_empty() {
             return None;
         }
         if self.first.size_bytes >= size_bytes {
-            return Some(FIRST);
+            return Some(self.first);
         }
-        position(&self.rest, u128::from(size_bytes) << 64).checked_sub(1)
+        if let Some(many) = &self.many {
+            return many.range(Entry { size_bytes, address: 0, block: 0 }..).next().copied();
+        }
+        let at = position(&self.rest, u128::from(size_bytes) << 64).checked_sub(1)?;
+        Some(self.rest[at])
     }
 
     #[inline]
     fn insert(&mut self, entry: Entry) {
-        if self.first.block == u32::MAX {
+        if self.is_empty() {
             self.first = entry;
+        } else if self.many.is_some() || self.rest.len() >= REST_MAX {
+            self.insert_many(entry);
         } else if entry.key() < self.first.key() {
             self.rest.push(std::mem::replace(&mut self.first, entry));
         } else {
@@ -115,20 +127,54 @@ impl Bin {
         }
     }
 
+    #[cold]
+    fn insert_many(&mut self, entry: Entry) {
+        let rest = &mut self.rest;
+        let many = self.many.get_or_insert_with(|| Box::new(rest.drain(..).collect()));
+        let later = if entry.key() < self.first.key() {
+            std::mem::replace(&mut self.first, entry)
+        } else {
+            entry
+        };
+        many.insert(later);
+    }
+
     /// Takes the first in order out.
     #[inline]
     fn pop_first(&mut self) {
-        self.first = self.rest.pop().unwrap_or(Entry::NONE);
+        self.first = match &mut self.many {
+            None => self.rest.pop().unwrap_or(Entry::NONE),
+            Some(many) => many.pop_first().unwrap_or(Entry::NONE),
+        };
     }
 
     /// Takes an entry out that is not the first.
-    fn remove_from_rest(&mut self, key: u128) {
-        let at = position(&self.rest, key);
-        let found = at.checked_sub(1).filter(|&at| self.rest[at].key() == key);
+    fn remove_later(&mut self, entry: Entry) {
+        if let Some(many) = &mut self.many {
+            let found = many.remove(&entry);
+            debug_assert!(found, "the entry is in the set");
+            return;
+        }
+        let at = position(&self.rest, entry.key());
+        let found = at.checked_sub(1).filter(|&at| self.rest[at] == entry);
         debug_assert!(found.is_some(), "the entry is in the set");
         if let Some(at) = found {
             self.rest.remove(at);
         }
+    }
+
+    fn largest(&self) -> Entry {
+        let later = match &self.many {
+            None => self.rest.first(),
+            Some(many) => many.last(),
+        };
+        *later.unwrap_or(&self.first)
+    }
+
+    fn iter(&self) -> impl Iterator<Item = Entry> + '_ {
+        let first = (!self.is_empty()).then_some(&self.first);
+        let many = self.many.iter().flat_map(|many| many.iter());
+        first.into_iter().chain(self.rest.iter().rev()).chain(many).copied()
     }
 }
 
@@ -147,25 +193,24 @@ impl FreeSet {
 
     #[cold]
     fn grow(&mut self, class: usize) {
-        self.bins.resize_with(class + 1, || Bin { first: Entry::NONE, rest: Vec::new() });
+        self.bins.resize(class + 1, Bin::EMPTY);
     }
 
     /// Takes a block out, which must be in the set.
     #[inline]
-    pub(super) fn remove(&mut self, size_bytes: u64, address: u64) {
-        let class = class(size_bytes);
-        let key = Entry { size_bytes, address, block: 0 }.key();
-        if self.bins[class].first.key() == key {
+    pub(super) fn remove(&mut self, entry: Entry) {
+        let class = class(entry.size_bytes);
+        if self.bins[class].first == entry {
             self.pop_first(class);
         } else {
-            self.bins[class].remove_from_rest(key);
+            self.bins[class].remove_later(entry);
         }
     }
 
     #[inline]
     fn pop_first(&mut self, class: usize) {
         self.bins[class].pop_first();
-        if self.bins[class].first.block == u32::MAX {
+        if self.bins[class].is_empty() {
             let word = &mut self.occupied[class / 64];
             *word &= !(1 << (class % 64));
             if *word == 0 {
@@ -175,53 +220,23 @@ impl FreeSet {
     }
 
     /// The first block of at least this size: the smallest, and among equals the lowest address.
+    #[inline]
     pub(super) fn first_fit(&self, size_bytes: u64) -> Option<Entry> {
         let class = class(size_bytes);
-        let bin = self.bins.get(class)?;
-        match bin.first_fit(size_bytes) {
-            Some(place) => Some(*bin.at(place)),
-            None => self.next_occupied(class + 1).map(|class| self.bins[class].first),
-        }
-    }
-
-    /// Takes the first fit out, if `accepts` its size.
-    #[inline]
-    pub(super) fn take_first_fit(
-        &mut self,
-        size_bytes: u64,
-        accepts: impl FnOnce(u64) -> bool,
-    ) -> Option<u32> {
-        let mut class = class(size_bytes);
-        let place = match self.bins.get(class)?.first_fit(size_bytes) {
-            Some(place) => place,
-            None => {
-                class = self.next_occupied(class + 1)?;
-                FIRST
-            }
-        };
-        let Entry { size_bytes, block, .. } = *self.bins[class].at(place);
-        if !accepts(size_bytes) {
-            return None;
-        }
-        if place == FIRST {
-            self.pop_first(class);
-        } else {
-            self.bins[class].rest.remove(place);
-        }
-        Some(block)
+        let fit = self.bins.get(class)?.first_fit(size_bytes);
+        fit.or_else(|| self.next_occupied(class + 1).map(|class| self.bins[class].first))
     }
 
     /// The largest block.
     pub(super) fn largest(&self) -> Option<Entry> {
-        let class = (0..CLASSES).rev().find(|&at| self.occupied[at / 64] >> (at % 64) & 1 == 1)?;
-        let bin = &self.bins[class];
-        Some(*bin.rest.first().unwrap_or(&bin.first))
+        let class =
+            (0..self.bins.len()).rev().find(|&at| self.occupied[at / 64] >> (at % 64) & 1 == 1)?;
+        Some(self.bins[class].largest())
     }
 
     /// Every block in order.
     pub(super) fn iter(&self) -> impl Iterator<Item = Entry> + '_ {
-        let occupied = self.bins.iter().filter(|bin| bin.first.block != u32::MAX);
-        occupied.flat_map(|bin| std::iter::once(&bin.first).chain(bin.rest.iter().rev())).copied()
+        self.bins.iter().flat_map(Bin::iter)
     }
 
     /// The first occupied bin at or after `class`.
@@ -287,7 +302,7 @@ mod tests {
             state ^= state << 17;
             state
         };
-        for step in 0..4_000u32 {
+        for step in 0..20_000u32 {
             let units = 1 + random() % (1 << (random() % 24));
             let size_bytes = units * MIN_BLOCK_BYTES;
             if random() % 3 > 0 || model.is_empty() {
@@ -299,20 +314,42 @@ mod tests {
             } else {
                 let index = random() as usize % model.len();
                 let entry = *model.iter().nth(index).expect("in range");
-                set.remove(entry.size_bytes, entry.address);
+                set.remove(entry);
                 model.remove(&entry);
             }
             let key = Entry { size_bytes, address: 0, block: 0 };
             assert_eq!(set.first_fit(size_bytes), model.range(key..).next().copied());
             assert_eq!(set.largest(), model.last().copied());
-            let mut taken = set.clone();
-            let fit = model.range(key..).next().copied();
-            assert_eq!(taken.take_first_fit(size_bytes, |_| false), None);
-            assert_eq!(taken.take_first_fit(size_bytes, |_| true), fit.map(|entry| entry.block));
-            assert!(taken.iter().eq(model.iter().copied().filter(|entry| Some(*entry) != fit)));
             if step % 512 == 0 {
                 assert!(set.iter().eq(model.iter().copied()));
             }
         }
+    }
+
+    /// A bin of thousands of equal blocks goes over to a tree and behaves as before.
+    #[test]
+    fn a_long_bin_behaves_as_an_ordered_set() {
+        let mut set = FreeSet::default();
+        let mut model: BTreeSet<Entry> = BTreeSet::new();
+        let entry = |block: u32| {
+            // 4,099 is prime: addresses in no order.
+            let address = u64::from(block) * 1_237 % 4_099 * 4_096;
+            Entry { size_bytes: 20 << 20, address, block }
+        };
+        for block in 0..4_000 {
+            set.insert(entry(block));
+            model.insert(entry(block));
+            assert_eq!(set.first_fit(11 << 20), model.first().copied());
+            assert_eq!(set.largest(), model.last().copied());
+        }
+        assert!(set.iter().eq(model.iter().copied()));
+        for block in (0..4_000).rev() {
+            set.remove(entry(block));
+            model.remove(&entry(block));
+            assert_eq!(set.first_fit(20 << 20), model.first().copied());
+        }
+        assert_eq!(set.iter().next(), None);
+        set.insert(entry(1));
+        assert_eq!(set.first_fit(512), Some(entry(1)));
     }
 }

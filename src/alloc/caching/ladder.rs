@@ -152,7 +152,7 @@ impl Caching {
         if env.device().free(block.address).is_err() {
             return false;
         }
-        self.free[block.set as usize].remove(block.size_bytes, block.address);
+        self.free[block.set as usize].remove(block.entry(at));
         self.spare.push(at);
         self.segments[block.segment as usize].first = NONE;
         self.reserved_bytes -= block.size_bytes;

@@ -76,6 +76,12 @@ impl Block {
         self.prev != NONE || self.next != NONE
     }
 
+    /// Its entry in a free set.
+    #[inline]
+    fn entry(&self, at: u32) -> Entry {
+        Entry { size_bytes: self.size_bytes, address: self.address, block: at }
+    }
+
     fn is_free(&self) -> bool {
         self.state == BlockState::Free
     }
@@ -225,13 +231,17 @@ impl Caching {
         }
         let split_limit_bytes = self.config.max_split_size_bytes;
         let slack_bytes = self.config.max_non_split_rounding_bytes;
-        self.free[set as usize].take_first_fit(size_bytes, |candidate_bytes| {
-            if size_bytes < split_limit_bytes {
-                candidate_bytes < split_limit_bytes
-            } else {
-                candidate_bytes < size_bytes.saturating_add(slack_bytes)
-            }
-        })
+        let candidate = self.free[set as usize].first_fit(size_bytes)?;
+        let accepted = if size_bytes < split_limit_bytes {
+            candidate.size_bytes < split_limit_bytes
+        } else {
+            candidate.size_bytes < size_bytes.saturating_add(slack_bytes)
+        };
+        if !accepted {
+            return None;
+        }
+        self.free[set as usize].remove(candidate);
+        Some(candidate.block)
     }
 
     /// Hands out a block that is in no set: splits it if the rules say so (spec 3.3 step 10, 3.8).
@@ -301,8 +311,7 @@ impl Caching {
         if next != NONE {
             self.blocks[next as usize].prev = rest_at;
         }
-        let entry = Entry { size_bytes: rest_bytes, address: rest.address, block: rest_at };
-        self.free[rest.set as usize].insert(entry);
+        self.free[rest.set as usize].insert(rest.entry(rest_at));
     }
 
     /// Stores a block under an id that is spare or the next new one.
@@ -330,7 +339,7 @@ impl Caching {
         if prev != NONE {
             let low = &self.blocks[prev as usize];
             if low.is_free() {
-                self.free[set as usize].remove(low.size_bytes, low.address);
+                self.free[set as usize].remove(low.entry(prev));
                 self.spare.push(prev);
                 split_count -= 1;
                 split_bytes -= low.size_bytes as i64;
@@ -347,7 +356,7 @@ impl Caching {
         if next != NONE {
             let high = &self.blocks[next as usize];
             if high.is_free() {
-                self.free[set as usize].remove(high.size_bytes, high.address);
+                self.free[set as usize].remove(high.entry(next));
                 self.spare.push(next);
                 split_count -= 1;
                 split_bytes -= high.size_bytes as i64;
@@ -365,7 +374,8 @@ impl Caching {
         block.next = next;
         block.state = BlockState::Free;
         block.gc_base = self.searches[kind];
-        self.free[set as usize].insert(Entry { size_bytes, address, block: at });
+        let entry = block.entry(at);
+        self.free[set as usize].insert(entry);
         if prev != NONE || next != NONE {
             split_count += 1;
             split_bytes += size_bytes as i64;
