@@ -38,7 +38,7 @@ impl Caching {
         size_bytes: u64,
         request: Request,
     ) -> Result<u32, OutOfMemory> {
-        if self.collects_garbage() {
+        if self.collects_garbage {
             self.collect_garbage(env);
         }
         let segment_bytes = self.segment_size(kind_of(set), size_bytes);

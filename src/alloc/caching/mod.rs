@@ -110,6 +110,10 @@ pub struct Caching {
     free: Vec<FreeSet>,
     /// Streams in ascending order of their handles.
     streams: Vec<StreamId>,
+    /// Whether ages of free blocks matter: there is a limit and a threshold (spec 3.4 step 0).
+    collects_garbage: bool,
+    /// No request is rounded but to 512 bytes.
+    rounds_plainly: bool,
     /// Searches of the small and the large pool, counted while garbage collection is on.
     searches: [u64; 2],
     reserved_bytes: u64,
@@ -198,8 +202,11 @@ impl Caching {
         let mut streams: Vec<StreamId> =
             (0..inputs.stream_handles.len() as u32).map(StreamId).collect();
         streams.sort_by_key(|stream| inputs.stream_handles[stream.index()]);
+        let limit_bytes = inputs.limit_bytes.or(fraction_limit).or(inputs.recorded_limit_bytes);
         Ok(Caching {
-            limit_bytes: inputs.limit_bytes.or(fraction_limit).or(inputs.recorded_limit_bytes),
+            limit_bytes,
+            collects_garbage: limit_bytes.is_some() && config.garbage_collection_threshold > 0.0,
+            rounds_plainly: config.roundup_power2_divisions.iter().all(|&count| count <= 1),
             config,
             blocks: Vec::new(),
             spare: Vec::new(),
@@ -217,16 +224,10 @@ impl Caching {
         &self.config
     }
 
-    /// Whether ages of free blocks matter (spec 3.4 step 0).
-    #[inline]
-    fn collects_garbage(&self) -> bool {
-        self.limit_bytes.is_some() && self.config.garbage_collection_threshold > 0.0
-    }
-
     /// Takes a fitting free block out of its set (spec 3.4).
     #[inline]
     fn search(&mut self, set: u32, size_bytes: u64) -> Option<u32> {
-        if self.collects_garbage() {
+        if self.collects_garbage {
             self.searches[kind_of(set)] += 1;
         }
         let split_limit_bytes = self.config.max_split_size_bytes;
@@ -430,7 +431,11 @@ impl Allocator for Caching {
         if request.size_bytes > LARGEST_REQUEST_BYTES {
             return Err(self.out_of_memory(env, request.size_bytes, request));
         }
-        let size_bytes = self.config.round_size(request.size_bytes);
+        let size_bytes = if self.rounds_plainly {
+            request.size_bytes.next_multiple_of(MIN_BLOCK_BYTES)
+        } else {
+            self.config.round_size(request.size_bytes)
+        };
         let set = set_of(request.stream, kind_for(size_bytes));
         let found = match self.search(set, size_bytes) {
             Some(at) => at,
