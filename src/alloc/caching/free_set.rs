@@ -4,16 +4,17 @@
 //! balanced tree would do; this is faster, because most bins hold no block or one:
 //!
 //! ```text
-//!   size ──class──> bin:  first │ rest: [ (size, address, block), ... ]   sorted, next in order last
+//!   size ──class──> bin:  first │ rest: [ (size, address, block), ... ]   sorted, open at both ends
 //!
 //!   occupied: one bit a bin, one summary bit a word of bits: the next non-empty bin in two steps
 //! ```
 //!
-//! A class is a power of two of 512-byte units, cut in 32; below 16 KiB every size has its own. The
-//! rest of a bin is sorted *descending*: a malloc takes the first in order, and what a backward pass
-//! frees next comes before it, so that both happen at the end of the vector, where nothing moves.
+//! A class is a power of two of 512-byte units, cut in 32; below 16 KiB every size has its own. Long
+//! bins are mostly of one size, and change near their ends: mallocs take the lowest address, and what a
+//! forward pass leaves or a backward pass merges lies at the highest. Hence a deque, which moves the
+//! shorter side.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 
 use super::config::MIN_BLOCK_BYTES;
 
@@ -47,8 +48,8 @@ impl Entry {
 struct Bin {
     /// The first in order, or [`Entry::NONE`].
     first: Entry,
-    /// All others, the second in order last.
-    rest: Vec<Entry>,
+    /// All others in order.
+    rest: VecDeque<Entry>,
     /// All others instead, once they are so many that moving entries would cost more than a tree.
     many: Option<Box<BTreeSet<Entry>>>,
 }
@@ -86,43 +87,41 @@ fn class(size_bytes: u64) -> usize {
 }
 
 impl Bin {
-    const EMPTY: Bin = Bin { first: Entry::NONE, rest: Vec::new(), many: None };
+    const EMPTY: Bin = Bin { first: Entry::NONE, rest: VecDeque::new(), many: None };
 
     #[inline]
     fn is_empty(&self) -> bool {
         self.first.block == u32::MAX
     }
 
-    /// The first entry of at least this size.
+    /// Whether the first entry is the only one.
     #[inline]
-    fn first_fit(&self, size_bytes: u64) -> Option<Entry> {
-        if self.is_empty() {
-            return None;
-        }
-        if self.first.size_bytes >= size_bytes {
-            return Some(self.first);
-        }
+    fn is_alone(&self) -> bool {
+        self.rest.is_empty() && self.many.is_none()
+    }
+
+    /// The first entry of at least this size behind the first.
+    #[inline(never)]
+    fn later_fit(&self, size_bytes: u64) -> Option<Entry> {
         if let Some(many) = &self.many {
             return many.range(Entry { size_bytes, address: 0, block: 0 }..).next().copied();
         }
-        let at = position(&self.rest, u128::from(size_bytes) << 64).checked_sub(1)?;
-        Some(self.rest[at])
+        self.rest.get(position(&self.rest, u128::from(size_bytes) << 64)).copied()
     }
 
-    #[inline]
-    fn insert(&mut self, entry: Entry) {
-        if self.is_empty() {
-            self.first = entry;
-        } else if self.many.is_some() || self.rest.len() >= REST_MAX {
+    /// Adds an entry to a bin that has some. The parts come one by one so that they travel in
+    /// registers: an [`Entry`] would be stored and loaded again in wider pieces, which stalls.
+    #[inline(never)]
+    fn insert_later(&mut self, size_bytes: u64, address: u64, block: u32) {
+        let entry = Entry { size_bytes, address, block };
+        if self.many.is_some() || self.rest.len() >= REST_MAX {
             self.insert_many(entry);
         } else if entry.key() < self.first.key() {
-            self.rest.push(std::mem::replace(&mut self.first, entry));
+            self.rest.push_front(std::mem::replace(&mut self.first, entry));
         } else {
-            let at = position(&self.rest, entry.key());
-            if at == self.rest.len() {
-                self.rest.push(entry);
-            } else {
-                self.rest.insert(at, entry);
+            match position(&self.rest, entry.key()) {
+                at if at == self.rest.len() => self.rest.push_back(entry),
+                at => self.rest.insert(at, entry),
             }
         }
     }
@@ -139,33 +138,32 @@ impl Bin {
         many.insert(later);
     }
 
-    /// Takes the first in order out.
-    #[inline]
+    /// Takes the first of several in order out.
+    #[inline(never)]
     fn pop_first(&mut self) {
-        self.first = match &mut self.many {
-            None => self.rest.pop().unwrap_or(Entry::NONE),
-            Some(many) => many.pop_first().unwrap_or(Entry::NONE),
+        let second = match &mut self.many {
+            None => self.rest.pop_front(),
+            Some(many) => many.pop_first(),
         };
+        self.first = second.unwrap_or(Entry::NONE);
     }
 
     /// Takes an entry out that is not the first.
-    fn remove_later(&mut self, entry: Entry) {
+    #[inline(never)]
+    fn remove_later(&mut self, size_bytes: u64, address: u64, block: u32) {
+        let entry = Entry { size_bytes, address, block };
         if let Some(many) = &mut self.many {
             let found = many.remove(&entry);
             debug_assert!(found, "the entry is in the set");
             return;
         }
-        let at = position(&self.rest, entry.key());
-        let found = at.checked_sub(1).filter(|&at| self.rest[at] == entry);
-        debug_assert!(found.is_some(), "the entry is in the set");
-        if let Some(at) = found {
-            self.rest.remove(at);
-        }
+        let removed = self.rest.remove(position(&self.rest, entry.key()));
+        debug_assert_eq!(removed, Some(entry), "the entry is in the set");
     }
 
     fn largest(&self) -> Entry {
         let later = match &self.many {
-            None => self.rest.first(),
+            None => self.rest.back(),
             Some(many) => many.last(),
         };
         *later.unwrap_or(&self.first)
@@ -174,21 +172,26 @@ impl Bin {
     fn iter(&self) -> impl Iterator<Item = Entry> + '_ {
         let first = (!self.is_empty()).then_some(&self.first);
         let many = self.many.iter().flat_map(|many| many.iter());
-        first.into_iter().chain(self.rest.iter().rev()).chain(many).copied()
+        first.into_iter().chain(&self.rest).chain(many).copied()
     }
 }
 
 impl FreeSet {
     /// Adds a block.
-    #[inline]
+    #[inline(always)]
     pub(super) fn insert(&mut self, entry: Entry) {
         let class = class(entry.size_bytes);
         if class >= self.bins.len() {
             self.grow(class);
         }
-        self.bins[class].insert(entry);
-        self.occupied[class / 64] |= 1 << (class % 64);
-        self.summary |= 1 << (class / 64);
+        let bin = &mut self.bins[class];
+        if bin.is_empty() {
+            bin.first = entry;
+            self.occupied[class / 64] |= 1 << (class % 64);
+            self.summary |= 1 << (class / 64);
+        } else {
+            bin.insert_later(entry.size_bytes, entry.address, entry.block);
+        }
     }
 
     #[cold]
@@ -197,34 +200,46 @@ impl FreeSet {
     }
 
     /// Takes a block out, which must be in the set.
-    #[inline]
+    #[inline(always)]
     pub(super) fn remove(&mut self, entry: Entry) {
         let class = class(entry.size_bytes);
-        if self.bins[class].first == entry {
-            self.pop_first(class);
+        let bin = &mut self.bins[class];
+        if bin.first.block != entry.block {
+            bin.remove_later(entry.size_bytes, entry.address, entry.block);
+        } else if bin.is_alone() {
+            bin.first.block = u32::MAX;
+            self.vacate(class);
         } else {
-            self.bins[class].remove_later(entry);
-        }
-    }
-
-    #[inline]
-    fn pop_first(&mut self, class: usize) {
-        self.bins[class].pop_first();
-        if self.bins[class].is_empty() {
-            let word = &mut self.occupied[class / 64];
-            *word &= !(1 << (class % 64));
-            if *word == 0 {
-                self.summary &= !(1 << (class / 64));
+            bin.pop_first();
+            if bin.is_empty() {
+                self.vacate(class);
             }
         }
     }
 
+    #[inline(always)]
+    fn vacate(&mut self, class: usize) {
+        let word = &mut self.occupied[class / 64];
+        *word &= !(1 << (class % 64));
+        if *word == 0 {
+            self.summary &= !(1 << (class / 64));
+        }
+    }
+
     /// The first block of at least this size: the smallest, and among equals the lowest address.
-    #[inline]
+    #[inline(always)]
     pub(super) fn first_fit(&self, size_bytes: u64) -> Option<Entry> {
         let class = class(size_bytes);
-        let fit = self.bins.get(class)?.first_fit(size_bytes);
-        fit.or_else(|| self.next_occupied(class + 1).map(|class| self.bins[class].first))
+        let bin = self.bins.get(class)?;
+        if !bin.is_empty() {
+            if bin.first.size_bytes >= size_bytes {
+                return Some(bin.first);
+            }
+            if let Some(entry) = bin.later_fit(size_bytes) {
+                return Some(entry);
+            }
+        }
+        self.next_occupied(class + 1).map(|class| self.bins[class].first)
     }
 
     /// The largest block.
@@ -259,18 +274,15 @@ impl FreeSet {
     }
 }
 
-/// How many entries of a descending vector have at least this key: the place where an entry with that
-/// key would go, behind an equal one.
+/// How many entries come before a key: the place where an entry with that key is or would go.
 #[inline]
-fn position(rest: &[Entry], key: u128) -> usize {
-    // Most changes happen at the end; beyond a few entries the vector is searched by halves.
-    let near = rest.len().saturating_sub(3);
-    for at in (near..rest.len()).rev() {
-        if rest[at].key() >= key {
-            return at + 1;
-        }
+fn position(rest: &VecDeque<Entry>, key: u128) -> usize {
+    let before = |entry: &Entry| entry.key() < key;
+    match (rest.front(), rest.back()) {
+        (Some(_), Some(last)) if before(last) => rest.len(),
+        (Some(next), Some(_)) if before(next) => rest.partition_point(before),
+        _ => 0,
     }
-    rest[..near].partition_point(|entry| entry.key() >= key)
 }
 
 #[cfg(test)]
