@@ -1,7 +1,7 @@
 //! Events a second of the replay loop, per allocator and trace that ships.
 //!
-//! `cargo bench --bench replay`. Only the loop is timed (`wall.seconds` of the results): no reading, no
-//! report.
+//! `cargo bench --bench replay`. Only the loop is timed (`wall.seconds` of the results): no
+//! reading, no report.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -1,8 +1,8 @@
 //! fraglab: a discrete-event simulator and benchmarking laboratory for GPU memory allocators.
 //!
 //! It replays the allocation events of recorded LLM jobs through interchangeable allocators on a
-//! simulated device, and says how much memory each would have reserved, where the fragmentation comes
-//! from, and what it costs in time.
+//! simulated device, and says how much memory each would have reserved, where the fragmentation
+//! comes from, and what it costs in time.
 //!
 //! # The house
 //!
@@ -12,7 +12,7 @@
 //!   cli       strings in, text and files out; the only place that prints; one file per subcommand
 //!   report    formats results: text tables, JSON, CSV, Parquet
 //!   engine    the one replay loop, its clock and completions; verify
-//!   metrics   sinks that watch a replay (peaks, decisions, time line, shadow map); split of a layout
+//!   metrics   sinks that watch a replay (peaks, decisions, time line, shadow map); layout splits
 //!   alloc     the allocators: native, caching; their trait, specifications and registry
 //!   device    what an allocator may ask a GPU: a simulated one; wrappers that count and refuse
 //!   import    other people's files -> trace: torch snapshots, RMM logs
@@ -25,24 +25,24 @@
 //! ```text
 //!   file ──import──> Trace ──engine::run──> RunResult ──report──> table, JSON, CSV, Parquet
 //!                      │         │
-//!                      │         ├─ registry::build makes the allocator and calls a visitor with its type
+//!                      │         ├─ registry::build makes it and calls a visitor with its type
 //!                      │         └─ the loop, compiled for <allocator, device, sink>:
-//!                      │              for event in trace { allocator.malloc(env, ..) / free / ... }
-//!                      └─ Recording (what the recorded allocator did) ──engine::verify──> VerifyResult
+//!                      │              for event in trace { allocator.malloc(..) / free / .. }
+//!                      └─ Recording (what the real one did) ──engine::verify──> VerifyResult
 //! ```
 //!
 //! # Invariants of absence
 //!
 //! - `alloc` never reads files, clocks or the environment, and never learns of the future.
 //! - `engine` never prints. It reads a clock only for the `wall` figures, which are never compared.
-//! - Importers never panic, never execute what they read, size no allocation by an unchecked field, and
-//!   return the trace with its warnings.
+//! - Importers never panic, never execute what they read, size no allocation by an unchecked field,
+//!   and return the trace with its warnings.
 //! - Only `report` turns numbers into text; only `cli` knows flags.
 //! - There is no `unsafe`.
 //! - The order of a hash map never reaches an output: same input, same bytes out, on any number of
 //!   threads.
-//! - The replay loop hashes nothing: blocks have dense ids. Logs, time lines and the paranoid checker
-//!   are sinks, compiled out when not asked for.
+//! - The replay loop hashes nothing: blocks have dense ids. Logs, time lines and the paranoid
+//!   checker are sinks, compiled out when not asked for.
 //!
 //! How to add an allocator stands in [`alloc`]; the file formats in `traces/README.md`.
 

@@ -1,5 +1,5 @@
-//! Random operations under random settings on random devices: whatever the allocator under test says
-//! and does must be what the model says and does, operation by operation.
+//! Random operations under random settings on random devices: whatever the allocator under test
+//! says and does must be what the model says and does, operation by operation.
 
 use fraglab::alloc::{Action, ActionKind, Allocator, Levels, OutOfMemory, Request};
 use fraglab::units::{BlockId, MIB, StreamId};

@@ -1,7 +1,7 @@
 //! One suite for every registered allocator: the contract of `src/alloc/mod.rs`.
 //!
-//! Programs are random but end by freeing everything and emptying the cache, so that every byte must
-//! come back. Each runs with the paranoid checker, which shares no code with any allocator.
+//! Programs are random but end by freeing everything and emptying the cache, so that every byte
+//! must come back. Each runs with the paranoid checker, which shares no code with any allocator.
 
 use std::fmt::Write;
 

@@ -1,5 +1,6 @@
 //! Hand-worked runs of PyTorch's caching allocator with every log entry, the final layout and the
-//! statistics: `tests/golden/pytorch_2_11.txt`, most of them checked on the released PyTorch binary.
+//! statistics: `tests/golden/pytorch_2_11.txt`, most of them checked on the released PyTorch
+//! binary.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 

@@ -927,8 +927,8 @@ fn progress_counts_the_bytes_of_the_file() {
     assert_eq!(progress.load(std::sync::atomic::Ordering::Relaxed), bytes);
 }
 
-/// A compressed file is read to its very end, so that its checksum is looked at, and a snapshot is all
-/// that a file may hold.
+/// A compressed file is read to its very end, so that its checksum is looked at, and a snapshot is
+/// all that a file may hold.
 #[test]
 fn damage_behind_the_last_opcode_is_found() {
     let Some(dir) = shared_dir() else { return };

@@ -11,7 +11,8 @@ use rayon::prelude::*;
 
 use crate::common::shared_dir;
 
-/// Recordings whose features come later: growing segments, private pools, histories that begin late.
+/// Recordings whose features come later: growing segments, private pools, histories that begin
+/// late.
 fn is_plain(name: &str) -> bool {
     let later = ["expandable", "graph-train", "mempool", ".late.", ".overflow."];
     name.ends_with(".pickle.gz") && !later.iter().any(|part| name.contains(part))
@@ -99,8 +100,8 @@ fn a_changed_recording_is_found() {
     assert!(difference.expected.starts_with("active.all.peak"), "{difference:?}");
 }
 
-/// Reserved peaks of runs from API calls alone, against what the real allocator reported. These jobs
-/// released nothing, so that sizes do not hang on addresses.
+/// Reserved peaks of runs from API calls alone, against what the real allocator reported. These
+/// jobs released nothing, so that sizes do not hang on addresses.
 #[test]
 fn a_run_reserves_what_the_recorded_allocator_reserved() {
     let Some(dir) = shared_dir() else { return };

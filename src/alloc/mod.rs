@@ -4,32 +4,32 @@
 //!
 //! 1. Write `src/alloc/NAME.rs` with a type that implements [`Allocator`].
 //! 2. Give it `build(params, inputs)` that takes every parameter it knows with
-//!    [`Params::take`](spec::Params::take) and ends with [`Params::finish`](spec::Params::finish), so
-//!    that unknown ones are refused.
+//!    [`Params::take`](spec::Params::take) and ends with [`Params::finish`](spec::Params::finish),
+//!    so that unknown ones are refused.
 //! 3. Add one line to `allocators!` in `src/alloc/registry.rs`.
 //!
-//! The conformance suite (`tests/conformance.rs`) runs on every registered allocator; nothing else has
-//! to be written for the command line, the results or the figures.
+//! The conformance suite (`tests/conformance.rs`) runs on every registered allocator; nothing else
+//! has to be written for the command line, the results or the figures.
 //!
 //! # What an allocator sees
 //!
 //! ```text
 //!   engine ── malloc, free, defer, empty_cache ──> Allocator
-//!                                                     │ everything from outside through Env:
-//!                                                     ├─ device()          driver calls
-//!                                                     ├─ next_completed()  deferred frees that ended
-//!                                                     ├─ wait_completed()  wait for the device
-//!                                                     └─ log()             what it did (may be compiled out)
+//!                                                    │ everything from outside through Env:
+//!                                                    ├─ device()          driver calls
+//!                                                    ├─ next_completed()  deferred frees that ended
+//!                                                    ├─ wait_completed()  wait for the device
+//!                                                    └─ log()             what it did
 //! ```
 //!
 //! An allocator never reads files, clocks or the environment, and never learns of the future.
 //!
 //! # The contract
 //!
-//! Checked after every event by an independent shadow map in tests and with `--paranoid`: no two live
-//! blocks overlap; every live block lies in memory the allocator holds; addresses are multiples of 512
-//! bytes; reserved ≥ active; all bytes come back at the end; after an out-of-memory error the allocator
-//! is consistent and usable; a clone behaves as the original.
+//! Checked after every event by an independent shadow map in tests and with `--paranoid`: no two
+//! live blocks overlap; every live block lies in memory the allocator holds; addresses are
+//! multiples of 512 bytes; reserved ≥ active; all bytes come back at the end; after an
+//! out-of-memory error the allocator is consistent and usable; a clone behaves as the original.
 
 pub mod caching;
 pub mod native;
@@ -156,8 +156,8 @@ pub trait Env {
     /// The device to call.
     fn device(&mut self) -> &mut Self::Device;
 
-    /// The next deferred block whose use has ended, in the order in which uses ended, or nothing. An
-    /// allocator looks at the start of every malloc.
+    /// The next deferred block whose use has ended, in the order in which uses ended, or nothing.
+    /// An allocator looks at the start of every malloc.
     fn next_completed(&mut self) -> Option<Handle>;
 
     /// Waits for the device: gives every deferred block, one a call, then nothing.
@@ -213,8 +213,8 @@ pub trait Allocator: Clone {
     /// The memory limit in force, in bytes.
     fn limit_bytes(&self) -> Option<u64>;
 
-    /// Counters for the results, by name. Always `segment_allocs`, `segment_frees`, `alloc_retries` and
-    /// `ooms`; others as the allocator likes.
+    /// Counters for the results, by name. Always `segment_allocs`, `segment_frees`, `alloc_retries`
+    /// and `ooms`; others as the allocator likes.
     fn counters(&self) -> Vec<(&'static str, u64)>;
 
     /// PyTorch's own statistics under PyTorch's names, for allocators that keep them.

@@ -1,8 +1,8 @@
 //! One device malloc per tensor: what the program would get without any allocator.
 //!
-//! The design decision is to have none: a block is a `cudaMalloc`, a free is a `cudaFree`. Nothing is
-//! cached and nothing is rounded beyond 512 bytes, so memory is never fragmented inside the allocator;
-//! the price is a device call for every event.
+//! The design decision is to have none: a block is a `cudaMalloc`, a free is a `cudaFree`. Nothing
+//! is cached and nothing is rounded beyond 512 bytes, so memory is never fragmented inside the
+//! allocator; the price is a device call for every event.
 //!
 //! ```text
 //!   ┌ a ┐  ┌ b ───────┐  ┌ c ┐       each its own range, nothing between
@@ -80,7 +80,8 @@ impl Native {
         }
         self.levels.active_bytes -= block.size_bytes;
         self.blocks[handle.0 as usize].state = BlockState::Free;
-        // A device that refuses to take the range back keeps it; it stays reserved and is never reused.
+        // A device that refuses to take the range back keeps it; it stays reserved and is never
+        // reused.
         if env.device().free(block.address).is_ok() {
             self.levels.reserved_bytes -= block.size_bytes;
             self.frees += 1;

@@ -1,7 +1,7 @@
 //! Which allocators there are: one line each.
 //!
-//! The registry does not hand out trait objects. It calls a [`Visitor`] with the concrete allocator, so
-//! that the replay loop is compiled once for each and dynamic dispatch is never paid.
+//! The registry does not hand out trait objects. It calls a [`Visitor`] with the concrete
+//! allocator, so that the replay loop is compiled once for each and dynamic dispatch is never paid.
 
 use super::caching::{self, Caching};
 use super::native::Native;
@@ -59,5 +59,5 @@ macro_rules! allocators {
 
 allocators! {
     "caching", Caching, "PyTorch's CUDA caching allocator, exact", caching::parameter_help();
-    "native", Native, "one device malloc per tensor: a bound, it wastes nothing and calls the device each time", Vec::new();
+    "native", Native, "one device malloc per tensor: a bound that caches nothing", Vec::new();
 }

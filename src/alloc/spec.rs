@@ -12,7 +12,7 @@ use std::str::FromStr;
 pub enum SpecError {
     /// Nothing where a name should be.
     #[error(
-        "empty allocator name in {0:?}: expected NAME[+key=value]..., as in caching+max_split_size_mb=128"
+        "empty allocator name in {0:?}: expected NAME[+key=value]..., as in caching+torch=2.11"
     )]
     Empty(String),
     /// A parameter without `=`.

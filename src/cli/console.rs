@@ -84,8 +84,8 @@ fn one_line(error: &anyhow::Error) -> String {
     )
 }
 
-/// Longest line on standard error, in characters: a message may quote a word of a file, and a file may
-/// have words of megabytes.
+/// Longest line on standard error, in characters: a message may quote a word of a file, and a file
+/// may have words of megabytes.
 const LINE_CHARS_MAX: usize = 1000;
 
 /// Nothing can be done about a closed standard error.

@@ -127,8 +127,8 @@ fn check(args: &Args) -> anyhow::Result<()> {
     }
 }
 
-/// Writes to standard output by way of a temporary file: Parquet needs one, and nothing comes out if
-/// writing fails half way.
+/// Writes to standard output by way of a temporary file: Parquet needs one, and nothing comes out
+/// if writing fails half way.
 fn write_stdout(trace: &Trace, format: Format) -> anyhow::Result<(Vec<String>, Option<u64>)> {
     let folder = tempfile::tempdir().context("-: cannot make a temporary folder")?;
     let path = folder.path().join(format.file_name());

@@ -1,12 +1,12 @@
 //! `fraglab info`: what is in a trace.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rayon::prelude::*;
 
 use super::Verdict;
 use super::console::Console;
-use super::input::{self, ReadFailure};
+use super::input::{self, Files, ReadFailure};
 use super::progress::Progress;
 use crate::import::ReadOptions;
 use crate::report::json;
@@ -24,17 +24,8 @@ Exit codes: 0 good, 2 a file could not be read (the others are told all the same
 #[derive(Debug, clap::Args)]
 #[command(after_help = AFTER_HELP)]
 pub(super) struct Args {
-    /// Traces of any format, told by content; `-` is standard input
-    #[arg(required = true, value_name = "TRACE")]
-    traces: Vec<PathBuf>,
-
-    /// Write JSON: an object for one trace, an array for several
-    #[arg(long)]
-    json: bool,
-
-    /// Which GPU of a snapshot with several
-    #[arg(long, value_name = "N")]
-    gpu: Option<u32>,
+    #[command(flatten)]
+    files: Files,
 }
 
 /// Tells about every trace that can be read.
@@ -42,10 +33,10 @@ pub(super) struct Args {
 /// # Errors
 /// If standard output cannot be written.
 pub(super) fn execute(args: &Args, console: &Console) -> anyhow::Result<Verdict> {
-    input::check_stdin_once(&args.traces)?;
+    input::check_stdin_once(&args.files.traces)?;
     let mut verdict = Verdict::Good;
     let mut known = Vec::new();
-    for (path, facts) in args.traces.iter().zip(all_facts(args)) {
+    for (path, facts) in args.files.traces.iter().zip(all_facts(args)) {
         match facts {
             Ok(facts) => {
                 for warning in &facts.warnings {
@@ -59,20 +50,20 @@ pub(super) fn execute(args: &Args, console: &Console) -> anyhow::Result<Verdict>
             }
         }
     }
-    if !args.json {
+    if !args.files.json {
         let texts: Vec<String> =
             known.iter().map(|facts| text::info(facts, console.style())).collect();
         console.print(&texts.join("\n"))?;
     } else if !known.is_empty() {
-        console.print(&json::one_or_many(&known, args.traces.len() == 1)?)?;
+        console.print(&json::one_or_many(&known, args.files.traces.len() == 1)?)?;
     }
     Ok(verdict)
 }
 
 fn all_facts(args: &Args) -> Vec<Result<FileFacts, ReadFailure>> {
-    let progress = Progress::over(&args.traces, false);
-    let options = progress.read_options(args.gpu);
-    let facts = args.traces.par_iter().map(|path| {
+    let progress = Progress::over(&args.files.traces, false);
+    let options = progress.read_options(args.files.gpu);
+    let facts = args.files.traces.par_iter().map(|path| {
         let facts = facts(path, &options);
         progress.file_done();
         facts

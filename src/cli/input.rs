@@ -7,6 +7,22 @@ use std::path::{Path, PathBuf};
 use crate::import::{ImportError, Imported, ReadOptions, read_trace};
 use crate::trace::TextError;
 
+/// The files of a command that answers for each of them.
+#[derive(Debug, clap::Args)]
+pub(super) struct Files {
+    /// Traces of any format, told by content; `-` is standard input
+    #[arg(required = true, value_name = "TRACE")]
+    pub(super) traces: Vec<PathBuf>,
+
+    /// Write JSON: an object for one trace, an array for several
+    #[arg(long)]
+    pub(super) json: bool,
+
+    /// Which GPU of a snapshot with several
+    #[arg(long, value_name = "N")]
+    pub(super) gpu: Option<u32>,
+}
+
 /// Reads a trace, `-` for standard input.
 ///
 /// # Errors

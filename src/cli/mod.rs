@@ -1,8 +1,9 @@
-//! The command line: strings in, text and files out. The only room that prints and that knows flags.
+//! The command line: strings in, text and files out. The only room that prints and that knows
+//! flags.
 //!
-//! The one design decision: what was typed and what is to be done are different types. Each subcommand
-//! has a file with its clap `Args` (strings, as typed), which become a plan of paths, specifications
-//! and options; nothing below `cli` ever sees a flag.
+//! The one design decision: what was typed and what is to be done are different types. Each
+//! subcommand has a file with its clap `Args` (strings, as typed), which become a plan of paths,
+//! specifications and options; nothing below `cli` ever sees a flag.
 //!
 //! ```text
 //!   Args ──> plan ──> import ──> engine ──> report ──> Console, files
@@ -10,9 +11,9 @@
 //!
 //! # Exit codes
 //!
-//! 0: good. 1: the answer is "no" ([`Verdict::No`]). 2: it could not be done, which wins over 1. Every
-//! error is one line on standard error, `fraglab: FILE: message`; an error in a text trace is followed
-//! by the line it stands in and a caret. A closed pipe is no error.
+//! 0: good. 1: the answer is "no" ([`Verdict::No`]). 2: it could not be done, which wins over 1.
+//! Every error is one line on standard error, `fraglab: FILE: message`; an error in a text trace is
+//! followed by the line it stands in and a caret. A closed pipe is no error.
 
 mod console;
 mod convert;
@@ -61,8 +62,8 @@ struct Cli {
 
     /// Threads to work on; results are the same on any number
     ///
-    /// By default one per core. The event rate (events a second) is measured while the other cells run:
-    /// use --threads 1 for undisturbed ones.
+    /// By default one per core. The event rate (events a second) is measured while the other cells
+    /// run: use --threads 1 for undisturbed ones.
     #[arg(long, global = true, value_name = "N", help_heading = "Global options")]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,

@@ -21,8 +21,8 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// A bar over files; it shows if standard error is a terminal, `quiet` is not asked for, and the
-    /// work on these files is long.
+    /// A bar over files; it shows if standard error is a terminal, `quiet` is not asked for, and
+    /// the work on these files is long.
     pub(super) fn over(files: &[PathBuf], quiet: bool) -> Progress {
         let total_bytes: u64 = files.iter().filter_map(|file| size_on_disk(file)).sum();
         let target = if quiet || total_bytes < LONG_BYTES {

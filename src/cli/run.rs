@@ -1,7 +1,7 @@
 //! `fraglab run`: traces through allocators.
 //!
-//! Every trace is read once, by the thread that replays it, and dropped after its last allocator; the
-//! cells run in parallel and their results are collected in the order asked for.
+//! Every trace is read once, by the thread that replays it, and dropped after its last allocator;
+//! the cells run in parallel and their results are collected in the order asked for.
 
 use std::path::{Path, PathBuf};
 
@@ -91,8 +91,8 @@ pub(super) struct Args {
 
     /// A PYTORCH_CUDA_ALLOC_CONF string in place of the recorded one
     ///
-    /// As in max_split_size_mb:128,garbage_collection_threshold:0.8; an empty string means PyTorch's
-    /// defaults. Parameters of --alloc come on top.
+    /// As in max_split_size_mb:128,garbage_collection_threshold:0.8; an empty string means
+    /// PyTorch's defaults. Parameters of --alloc come on top.
     #[arg(long, value_name = "STRING")]
     pytorch_conf: Option<String>,
 
@@ -375,8 +375,8 @@ impl TraceRun {
 /// Replays every trace through every allocator.
 ///
 /// # Errors
-/// If the plan makes no sense or an output cannot be written. What goes wrong with one trace is told,
-/// and the others go on.
+/// If the plan makes no sense or an output cannot be written. What goes wrong with one trace is
+/// told, and the others go on.
 pub(super) fn execute(args: Args, console: &Console) -> anyhow::Result<Verdict> {
     let plan = Plan::new(args)?;
     for doubt in plan.doubts() {

@@ -1,12 +1,12 @@
 //! `fraglab verify`: does `caching` do what the recorded allocator did?
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rayon::prelude::*;
 
 use super::Verdict;
 use super::console::Console;
-use super::input;
+use super::input::{self, Files};
 use super::progress::Progress;
 use crate::engine::{self, VerifyResult};
 use crate::import::ReadOptions;
@@ -29,17 +29,8 @@ or compared (the others are verified all the same).";
 #[derive(Debug, clap::Args)]
 #[command(after_help = AFTER_HELP)]
 pub(super) struct Args {
-    /// Recordings, usually snapshots of PyTorch's allocator; `-` is standard input
-    #[arg(required = true, value_name = "TRACE")]
-    traces: Vec<PathBuf>,
-
-    /// Write JSON: an object for one recording, an array for several
-    #[arg(long)]
-    json: bool,
-
-    /// Which GPU of a snapshot with several
-    #[arg(long, value_name = "N")]
-    gpu: Option<u32>,
+    #[command(flatten)]
+    files: Files,
 }
 
 struct Verified {
@@ -52,11 +43,11 @@ struct Verified {
 /// # Errors
 /// If standard output cannot be written.
 pub(super) fn execute(args: &Args, console: &Console) -> anyhow::Result<Verdict> {
-    input::check_stdin_once(&args.traces)?;
+    input::check_stdin_once(&args.files.traces)?;
     let mut verdict = Verdict::Good;
     let mut tally = VerifyTally::default();
     let mut results = Vec::new();
-    for (path, verified) in args.traces.iter().zip(verify_all(args)) {
+    for (path, verified) in args.files.traces.iter().zip(verify_all(args)) {
         match verified {
             Ok(Verified { result, warnings }) => {
                 for warning in &warnings {
@@ -77,7 +68,7 @@ pub(super) fn execute(args: &Args, console: &Console) -> anyhow::Result<Verdict>
             }
         }
     }
-    if !args.json {
+    if !args.files.json {
         let mut out: String =
             results.iter().map(|result| text::verify(result, console.style())).collect();
         out.push_str(&text::verify_summary(tally, console.style()));
@@ -88,15 +79,15 @@ pub(super) fn execute(args: &Args, console: &Console) -> anyhow::Result<Verdict>
         }
         console.print(&out)?;
     } else if !results.is_empty() {
-        console.print(&json::one_or_many(&results, args.traces.len() == 1)?)?;
+        console.print(&json::one_or_many(&results, args.files.traces.len() == 1)?)?;
     }
     Ok(verdict)
 }
 
 fn verify_all(args: &Args) -> Vec<anyhow::Result<Verified>> {
-    let progress = Progress::over(&args.traces, false);
-    let options = progress.read_options(args.gpu);
-    let verified = args.traces.par_iter().map(|path| {
+    let progress = Progress::over(&args.files.traces, false);
+    let options = progress.read_options(args.files.gpu);
+    let verified = args.files.traces.par_iter().map(|path| {
         let verified = verify(path, &options);
         progress.file_done();
         verified

@@ -2,8 +2,8 @@
 //!
 //! [`Device`] is the driver's own vocabulary and nothing more: `cudaMalloc` and `cudaFree`, and the
 //! virtual memory calls (reserve addresses, create physical memory, map, set access). The same
-//! allocator code runs on [`sim`] and, later, on a real GPU. Whatever cuts across devices is a device
-//! around a device:
+//! allocator code runs on [`sim`] and, later, on a real GPU. Whatever cuts across devices is a
+//! device around a device:
 //!
 //! ```text
 //!   allocator ──> Counting<D>   counts and costs every call, knows what is held
@@ -63,8 +63,8 @@ pub enum DeviceError {
 
 /// What a driver offers.
 ///
-/// Addresses are plain integers. All sizes are bytes; sizes of virtual memory calls are multiples of
-/// [`GRANULARITY_BYTES`].
+/// Addresses are plain integers. All sizes are bytes; sizes of virtual memory calls are multiples
+/// of [`GRANULARITY_BYTES`].
 pub trait Device {
     /// `cudaMalloc`: physical memory with an address of its own.
     ///
@@ -102,8 +102,8 @@ pub trait Device {
     /// [`DeviceError::Invalid`].
     fn release(&mut self, handle: PhysicalHandle) -> Result<u64, DeviceError>;
 
-    /// Maps the whole of a physical piece at an address inside a reserved range. The same piece may be
-    /// mapped at several addresses. Returns its size.
+    /// Maps the whole of a physical piece at an address inside a reserved range. The same piece may
+    /// be mapped at several addresses. Returns its size.
     ///
     /// # Errors
     /// [`DeviceError::Invalid`] outside reservations or over another mapping.

@@ -1,7 +1,8 @@
 //! The program's own time: what a recording shows between events, less its device calls.
 //!
-//! Recorded gaps contain the recorded allocator's device calls. A replay makes its own, so the cost of
-//! the recorded ones, by the same profile, is taken out first (DESIGN 5); a gap never falls below zero.
+//! Recorded gaps contain the recorded allocator's device calls. A replay makes its own, so the cost
+//! of the recorded ones, by the same profile, is taken out first (DESIGN 5); a gap never falls
+//! below zero.
 //!
 //! ```text
 //!   recorded   ├──────── gap ────────┤ alloc          gap = program + recorded cudaMalloc

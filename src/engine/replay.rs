@@ -106,8 +106,8 @@ type SimDevice = Counting<Faulty<Sim>>;
 /// Takes a trace through one allocator on a simulated device.
 ///
 /// # Errors
-/// If the allocator cannot be built from its specification. Running out of memory is a result, not an
-/// error.
+/// If the allocator cannot be built from its specification. Running out of memory is a result, not
+/// an error.
 pub fn run(
     trace: &Trace,
     spec: &AllocSpec,

@@ -1,9 +1,9 @@
 //! Does `caching` reproduce what a recording's real allocator did?
 //!
-//! The procedure of specs/pytorch_caching.md 13.2. The recorded entries drive the allocator: its log is
-//! compared with them entry by entry. Only what no allocator can know is taken from the recording: base
-//! addresses of segments, when deferred blocks complete, and whether the physical device refused.
-//! Refusals by a memory limit are predicted.
+//! The procedure of specs/pytorch_caching.md 13.2. The recorded entries drive the allocator: its
+//! log is compared with them entry by entry. Only what no allocator can know is taken from the
+//! recording: base addresses of segments, when deferred blocks complete, and whether the physical
+//! device refused. Refusals by a memory limit are predicted.
 //!
 //! ```text
 //!   recorded   freq A │ fdone B  segment_free S  segment_alloc T  alloc C │ freq ...
@@ -14,8 +14,8 @@
 //!     (iii) empty_cache, malloc C
 //! ```
 //!
-//! Where several readings reproduce a group, the one that needs the fewest refusals by a device that
-//! had room is taken.
+//! Where several readings reproduce a group, the one that needs the fewest refusals by a device
+//! that had room is taken.
 
 use std::collections::{BTreeMap, VecDeque};
 

@@ -286,8 +286,8 @@ pub(super) struct Pickle<B> {
     pub(super) builder: B,
 }
 
-/// Reads one pickle, which must be all there is: whatever checks the stream behind it (the checksum of
-/// a compressed file) has then seen its end.
+/// Reads one pickle, which must be all there is: whatever checks the stream behind it (the checksum
+/// of a compressed file) has then seen its end.
 pub(super) fn read_pickle<R: Read, B: Build>(
     reader: R,
     atoms: Atoms,

@@ -22,8 +22,9 @@
 //! group, its completions cannot come from one: they stand before it. So do completions in front of
 //! released segments when more completions follow: every malloc looks for finished streams first.
 //!
-//! A malloc flushes only after a refusal. Where limit and device are known and had room for what the
-//! malloc obtained, R and N in one group were an empty_cache and a malloc (DeepSpeed does that).
+//! A malloc flushes only after a refusal. Where limit and device are known and had room for what
+//! the malloc obtained, R and N in one group were an empty_cache and a malloc (DeepSpeed does
+//! that).
 
 use std::collections::HashMap;
 
@@ -256,8 +257,8 @@ impl<'a> HistoryReader<'a> {
         self.done(inside)
     }
 
-    /// Whether a malloc may itself have released what this group releases: because it was refused what
-    /// it then obtained, or by garbage collection.
+    /// Whether a malloc may itself have released what this group releases: because it was refused
+    /// what it then obtained, or by garbage collection.
     fn may_flush(&self, group: &[GroupItem]) -> bool {
         let collects = self.snapshot.settings.as_ref().is_some_and(|s| s.gc_threshold > 0.0);
         let obtained = group.iter().filter(|item| item.obtains());

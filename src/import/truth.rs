@@ -89,8 +89,8 @@ impl TruthFile {
         Ok(Some(truth))
     }
 
-    /// The memory limit. The recording scripts set it as a fraction, of which the allocator takes the
-    /// floor.
+    /// The memory limit. The recording scripts set it as a fraction, of which the allocator takes
+    /// the floor.
     fn limit_bytes(&self) -> Option<u64> {
         let (cap, total) = (self.cap_gib.filter(|&cap| cap > 0.0)?, self.total_memory?);
         Some(share_of(total, cap * GIB as f64 / total as f64))

@@ -27,8 +27,8 @@ pub trait Sink {
     /// The allocator did something during an event.
     fn action(&mut self, event_index: u64, action: Action);
 
-    /// Levels after an event. `requested_bytes` is the sum of live requests, `device_ns` the cost of
-    /// all device calls so far.
+    /// Levels after an event. `requested_bytes` is the sum of live requests, `device_ns` the cost
+    /// of all device calls so far.
     fn after_event(
         &mut self,
         event_index: u64,
@@ -76,8 +76,8 @@ impl<A: Sink, B: Sink> Sink for (A, B) {
     }
 }
 
-/// A sink that may be absent at run time: for what is rare, so that the loop is not compiled for every
-/// combination.
+/// A sink that may be absent at run time: for what is rare, so that the loop is not compiled for
+/// every combination.
 impl<S: Sink> Sink for Option<S> {
     const LOG: bool = S::LOG;
     const LEVELS: bool = S::LEVELS;

@@ -25,8 +25,8 @@ pub struct Peaks {
     pub reserved_event: u64,
 }
 
-/// Follows the levels. Cheap enough for the hot loop: levels rise only when a block is handed out, so
-/// the loop shows them only then.
+/// Follows the levels. Cheap enough for the hot loop: levels rise only when a block is handed out,
+/// so the loop shows them only then.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PeakTracker {
     peaks: Peaks,

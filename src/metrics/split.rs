@@ -1,7 +1,7 @@
 //! What fragmentation is made of at one moment (DESIGN 2): a pure function of a layout.
 //!
 //! ```text
-//!   segment 1 (stream 0)  │ live 3.9 of 4 │ free 6 │ live │      free 6: hard (pinned by live blocks)
+//!   segment 1 (stream 0)  │ live 3.9 of 4 │ free 6 │ live │   free 6: hard (pinned by live blocks)
 //!   segment 2 (stream 0)  │ free 20                  │        free 20: soft (a whole segment)
 //!   segment 3 (stream 7)  │ free 20                  │        free 20: stream (not the request's)
 //!                                      4 − 3.9: internal       waiting for a stream: deferred

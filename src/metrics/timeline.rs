@@ -24,7 +24,8 @@ pub struct TimelineRow {
     pub reserved_bytes: u64,
 }
 
-/// Keeps a row an event. Until the engine adds the program's own time, `time_ns` is the device's alone.
+/// Keeps a row an event. Until the engine adds the program's own time, `time_ns` is the device's
+/// alone.
 #[derive(Clone, Debug, Default)]
 pub struct Timeline {
     /// The rows so far.

@@ -3,10 +3,11 @@
 //! # How a field is found
 //!
 //! Every number, word and flag of the result has a path, its keys joined by dots:
-//! `peaks.reserved_bytes_peak`, `calls.malloc`, `torch_stats.reserved_bytes.all.peak`. A name stands
-//! for the paths that are equal to it or end in it after a dot. If there are several, a path equal to
-//! the name wins, then the first section of [`PREFERRED_SECTIONS`] that has one; what is still
-//! ambiguous is an error that names the candidates. What a clock measured (`wall`) is never found.
+//! `peaks.reserved_bytes_peak`, `calls.malloc`, `torch_stats.reserved_bytes.all.peak`. A name
+//! stands for the paths that are equal to it or end in it after a dot. If there are several, a path
+//! equal to the name wins, then the first section of [`PREFERRED_SECTIONS`] that has one; what is
+//! still ambiguous is an error that names the candidates. What a clock measured (`wall`) is never
+//! found.
 //!
 //! # How values are compared
 //!
@@ -71,7 +72,8 @@ pub struct Checked {
 /// Compares one field of a result, given as JSON, with what a trace expects of it.
 ///
 /// # Errors
-/// If there is no such field, if the name stands for several, or if the value makes no sense for it.
+/// If there is no such field, if the name stands for several, or if the value makes no sense for
+/// it.
 pub fn check(result: &Value, expectation: &Expectation) -> Result<Checked, ExpectError> {
     let (path, value) = find(result, &expectation.field)?;
     let bad_value = |wanted| ExpectError::Value {

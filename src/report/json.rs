@@ -12,10 +12,11 @@ pub fn pretty(value: &impl Serialize) -> Result<String, serde_json::Error> {
     Ok(text)
 }
 
-/// Writes as escapes what JSON allows but a terminal may obey: the second set of control characters,
-/// and those that turn the direction of text. They stand inside strings only.
+/// Writes as escapes what JSON allows but a terminal may obey: the second set of control
+/// characters, and those that turn the direction of text. They stand inside strings only.
 fn harmless(text: String) -> String {
-    let obeyed = |c: char| matches!(c, '\u{7f}'..='\u{9f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let turns = |c: char| matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let obeyed = |c: char| matches!(c, '\u{7f}'..='\u{9f}') || turns(c);
     if !text.contains(obeyed) {
         return text;
     }
@@ -30,8 +31,8 @@ fn harmless(text: String) -> String {
     escaped
 }
 
-/// Results as pretty JSON. `single` says that exactly one was asked for: it then stands as an object
-/// of its own. The shape follows the question, never how many answers came out.
+/// Results as pretty JSON. `single` says that exactly one was asked for: it then stands as an
+/// object of its own. The shape follows the question, never how many answers came out.
 ///
 /// # Errors
 /// If a value cannot be serialised; plain data always can.

@@ -1,8 +1,8 @@
 //! Turns results into text, JSON and tables. Nothing else in the crate does.
 //!
 //! The one design decision: a printer takes finished values and gives back a `String` (or writes a
-//! table into a writer it is handed); it opens no file, knows no flag and no terminal. Whether colour
-//! is wanted comes in as a [`text::Style`].
+//! table into a writer it is handed); it opens no file, knows no flag and no terminal. Whether
+//! colour is wanted comes in as a [`text::Style`].
 //!
 //! ```text
 //!   RunResult ──┬─> text    one screen for people

@@ -1,7 +1,8 @@
 //! Logs as tables: CSV, and Parquet where the feature `analytics` is on.
 //!
-//! A table is described once, as a list of columns, and both formats follow from it. Rows of several
-//! runs go into one table; the columns `trace` and `allocator` then stand first and tell them apart.
+//! A table is described once, as a list of columns, and both formats follow from it. Rows of
+//! several runs go into one table; the columns `trace` and `allocator` then stand first and tell
+//! them apart.
 
 use std::fmt::Write as _;
 use std::io::{self, Write};

@@ -144,7 +144,8 @@ pub struct Fault {
     pub when: FaultWhen,
 }
 
-/// A number or word that a run of this trace must give: `expect caching reserved_bytes_peak 220MiB`.
+/// A number or word that a run of this trace must give: `expect caching reserved_bytes_peak
+/// 220MiB`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Expectation {

@@ -1,7 +1,8 @@
 //! A trace: what a program asked of its GPU memory allocator, in order.
 //!
 //! The one design decision: blocks, streams, phases and sites have *dense ids*, given once when the
-//! trace is read. The replay loop then indexes vectors and hashes nothing, and an event is 16 bytes:
+//! trace is read. The replay loop then indexes vectors and hashes nothing, and an event is 16
+//! bytes:
 //!
 //! ```text
 //!   events   ┌ time_ns ┬ Alloc(b0) ┐┌ time_ns ┬ Alloc(b1) ┐┌ time_ns ┬ Free(b0) ┐ ...
@@ -9,8 +10,8 @@
 //!   blocks                 └──> b0: size_bytes, stream, site, name, role
 //! ```
 //!
-//! Beside the events, never fed to an allocator, stands the [`Recording`]: what the allocator of the
-//! recorded run did, so that `verify` can compare.
+//! Beside the events, never fed to an allocator, stands the [`Recording`]: what the allocator of
+//! the recorded run did, so that `verify` can compare.
 
 mod file;
 mod header;

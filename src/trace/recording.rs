@@ -35,7 +35,8 @@ pub enum RecordedKind {
     SegmentUnmap,
     /// A deferred block completed inside this event (a flush or an empty_cache waited for it).
     FreeCompleted,
-    /// The request was refused. `address` holds the device's free bytes, `size_bytes` the rounded size.
+    /// The request was refused. `address` holds the device's free bytes, `size_bytes` the rounded
+    /// size.
     Oom,
 }
 

@@ -53,8 +53,9 @@ pub(crate) fn any_traces() -> impl Strategy<Value = Trace> {
         let mut trace = builder.trace;
         if seed & 1 == 1 {
             let actions = builder.actions;
-            let address =
-                |i: usize| if i % 5 == 0 { 0 } else { 0x7f00_0000_0000 + 512 * (i as u64 % 7) };
+            let address = |i: usize| {
+                if i.is_multiple_of(5) { 0 } else { 0x7f00_0000_0000 + 512 * (i as u64 % 7) }
+            };
             let block_addresses = (0..trace.blocks.len()).map(address).collect();
             let truth = (seed & 2 == 2).then(|| Truth {
                 stats: [("active_bytes.all.peak".to_owned(), -(seed as i64 >> 8))].into(),
@@ -257,8 +258,8 @@ impl Builder {
         let name = ODD_NAMES[a as usize % 6].to_owned();
         let pool = Pool {
             kind: if name.len() > 2 { PoolKind::Capture } else { PoolKind::MemPool },
-            no_split: name.len() % 2 == 0,
-            use_on_oom: name.len() % 3 == 0,
+            no_split: name.len().is_multiple_of(2),
+            use_on_oom: name.len().is_multiple_of(3),
             name,
         };
         let pool = PoolId(intern(&mut self.trace.pools, pool));

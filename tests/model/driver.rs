@@ -129,7 +129,8 @@ impl<A: Allocator> Driver<A> {
         log
     }
 
-    /// All blocks in address order. The numbers of pools are the allocator's own, so they are left out.
+    /// All blocks in address order. The numbers of pools are the allocator's own, so they are left
+    /// out.
     pub(crate) fn layout(&self) -> Vec<LayoutBlock> {
         let mut blocks = Vec::new();
         self.allocator.layout(&mut |block| blocks.push(LayoutBlock { pool: 0, ..block }));

@@ -1,7 +1,7 @@
 //! A slow, obvious model of PyTorch's CUDA caching allocator: an independent second opinion on the
-//! crate's `caching`, written from the rules alone (`specs/pytorch_caching.md`, whose paragraphs the
-//! comments name). There is no data structure but lists that are scanned from end to end. Expandable
-//! segments and private pools are not in it.
+//! crate's `caching`, written from the rules alone (`specs/pytorch_caching.md`, whose paragraphs
+//! the comments name). There is no data structure but lists that are scanned from end to end.
+//! Expandable segments and private pools are not in it.
 
 pub(crate) mod device;
 pub(crate) mod driver;

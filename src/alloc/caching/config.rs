@@ -74,8 +74,8 @@ pub(super) const KEYS: [(&str, &str); 15] = [
 ];
 
 impl Config {
-    /// Parses a `PYTORCH_CUDA_ALLOC_CONF` string (spec 7.1): `key:value,key:value`, white space ignored,
-    /// numbers read by prefix, the last of two equal keys wins.
+    /// Parses a `PYTORCH_CUDA_ALLOC_CONF` string (spec 7.1): `key:value,key:value`, white space
+    /// ignored, numbers read by prefix, the last of two equal keys wins.
     ///
     /// # Errors
     /// The first word that PyTorch would refuse, with its position.
@@ -137,7 +137,7 @@ impl Config {
                 "native" => {}
                 "cudaMallocAsync" => {
                     return Err(value.error(
-                        "backend cudaMallocAsync is not modelled: there the driver decides placement",
+                        "backend cudaMallocAsync is not modelled: the driver decides placement",
                     ));
                 }
                 _ => return Err(value.error("backend must be native or cudaMallocAsync")),

@@ -4,15 +4,15 @@
 //! balanced tree would do; this is faster, because most bins hold no block or one:
 //!
 //! ```text
-//!   size ──class──> bin:  first │ rest: [ (size, address, block), ... ]   sorted, open at both ends
+//!   size ──class──> bin:  first │ rest: [ (size, address, block), ... ]  in order, open at both ends
 //!
 //!   occupied: one bit a bin, one summary bit a word of bits: the next non-empty bin in two steps
 //! ```
 //!
-//! A class is a power of two of 512-byte units, cut in 32; below 16 KiB every size has its own. Long
-//! bins are mostly of one size, and change near their ends: mallocs take the lowest address, and what a
-//! forward pass leaves or a backward pass merges lies at the highest. Hence a deque, which moves the
-//! shorter side.
+//! A class is a power of two of 512-byte units, cut in 32; below 16 KiB every size has its own.
+//! Long bins are mostly of one size, and change near their ends: mallocs take the lowest address,
+//! and what a forward pass leaves or a backward pass merges lies at the highest. Hence a deque,
+//! which moves the shorter side.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -51,6 +51,7 @@ struct Bin {
     /// All others in order.
     rest: VecDeque<Entry>,
     /// All others instead, once they are so many that moving entries would cost more than a tree.
+    #[expect(clippy::box_collection, reason = "bins are read at every malloc and should be small")]
     many: Option<Box<BTreeSet<Entry>>>,
 }
 
@@ -60,7 +61,8 @@ const REST_MAX: usize = 1024;
 /// Free blocks in the order (size, address).
 #[derive(Clone, Debug)]
 pub(super) struct FreeSet {
-    /// As many as the largest class so far needs: a process may have many streams, most with few sizes.
+    /// As many as the largest class so far needs: a process may have many streams, most with few
+    /// sizes.
     bins: Vec<Bin>,
     occupied: [u64; WORDS],
     summary: u64,
@@ -336,6 +338,36 @@ mod tests {
                 assert!(set.iter().eq(model.iter().copied()));
             }
         }
+    }
+
+    /// Bins of a few dozen equal blocks, changed at random, at the ends and in the middle.
+    #[test]
+    fn a_bin_of_equal_blocks_behaves_as_an_ordered_set() {
+        let mut set = FreeSet::default();
+        let mut model: BTreeSet<Entry> = BTreeSet::new();
+        let mut state = 1u64;
+        for block in 0..20_000u32 {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let random = (state >> 33) as usize;
+            let grow = model.len() < 20 || (random.is_multiple_of(2) && model.len() < 90);
+            if grow {
+                let address = (random as u64 % 1_000) * 4_096;
+                let entry = Entry { size_bytes: 20 << 20, address, block };
+                if !model.iter().any(|known| known.address == address) {
+                    set.insert(entry);
+                    model.insert(entry);
+                }
+            } else {
+                let at = [0, model.len() - 1, random % model.len()][random % 3];
+                let entry = *model.iter().nth(at).expect("in range");
+                set.remove(entry);
+                model.remove(&entry);
+            }
+            assert_eq!(set.first_fit(20 << 20), model.first().copied());
+            assert_eq!(set.first_fit((20 << 20) + 512), None);
+            assert_eq!(set.largest(), model.last().copied());
+        }
+        assert!(set.iter().eq(model.iter().copied()));
     }
 
     /// A bin of thousands of equal blocks goes over to a tree and behaves as before.

@@ -145,8 +145,8 @@ impl Caching {
         }
     }
 
-    /// Returns a free, unsplit block's segment to the device. A device that refuses the call keeps the
-    /// segment in use, so the block stays free.
+    /// Returns a free, unsplit block's segment to the device. A device that refuses the call keeps
+    /// the segment in use, so the block stays free.
     fn release_segment<E: Env>(&mut self, env: &mut E, at: u32) -> bool {
         let block = self.blocks[at as usize];
         if env.device().free(block.address).is_err() {
@@ -166,8 +166,8 @@ impl Caching {
         true
     }
 
-    /// Returns old, unsplit blocks of the large pool until the reserved memory is below the threshold
-    /// (spec 3.5).
+    /// Returns old, unsplit blocks of the large pool until the reserved memory is below the
+    /// threshold (spec 3.5).
     fn collect_garbage<E: Env>(&mut self, env: &mut E) {
         let Some(limit_bytes) = self.limit_bytes else { return };
         let threshold = self.config.garbage_collection_threshold;
@@ -229,8 +229,8 @@ impl Caching {
         released_bytes >= key_bytes
     }
 
-    /// Waits for all deferred blocks, then returns every whole segment: the large pool first, then the
-    /// small one (spec 3.3 step 8, 3.7).
+    /// Waits for all deferred blocks, then returns every whole segment: the large pool first, then
+    /// the small one (spec 3.3 step 8, 3.7).
     pub(super) fn flush<E: Env>(&mut self, env: &mut E) {
         self.stats.num_sync_all_streams += 1;
         while let Some(handle) = env.wait_completed() {

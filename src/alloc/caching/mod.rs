@@ -1,7 +1,8 @@
 //! PyTorch's CUDA caching allocator, exactly (torch 2.11; specs/pytorch_caching.md).
 //!
-//! The device gives *segments*; each is cut into *blocks* that form a list in address order and cover
-//! it without gaps. Free blocks of one stream and pool lie in a [`free_set`], ordered by (size, address):
+//! The device gives *segments*; each is cut into *blocks* that form a list in address order and
+//! cover it without gaps. Free blocks of one stream and pool lie in a [`free_set`], ordered by
+//! (size, address):
 //!
 //! ```text
 //!   segment 20 MiB at 0x7f..  ┌────────────┬──────┬───────────────┬──────────────┐
@@ -11,13 +12,13 @@
 //!   free set of (stream, large pool):   (1.5 MiB, 0x7f..) < (11 MiB, 0x7f..)
 //! ```
 //!
-//! A malloc rounds the size, takes the first fit, and only when there is none goes down the ladder of
-//! spec 3.3: garbage collection, the device, targeted release, flush and retry, out of memory. The first
-//! two lines are the hot path; the ladder is in `ladder.rs`.
+//! A malloc rounds the size, takes the first fit, and only when there is none goes down the ladder
+//! of spec 3.3: garbage collection, the device, targeted release, flush and retry, out of memory.
+//! The first two lines are the hot path; the ladder is in `ladder.rs`.
 //!
-//! Deviations from the shipped allocator: the order in which several deferred blocks complete in one
-//! batch is the order that the engine gives (the shipped one iterates a hash table, spec 3.6). It only
-//! shows in accumulated and peak values of `inactive_split*`.
+//! Deviations from the shipped allocator: the order in which several deferred blocks complete in
+//! one batch is the order that the engine gives (the shipped one iterates a hash table, spec 3.6).
+//! It only shows in accumulated and peak values of `inactive_split*`.
 
 mod config;
 mod free_set;
@@ -152,8 +153,8 @@ pub(super) fn parameter_help() -> Vec<(&'static str, &'static str)> {
 }
 
 impl Caching {
-    /// Builds the allocator. Parameters are the keys of `PYTORCH_CUDA_ALLOC_CONF`; they come after, and
-    /// so override, the settings string of the inputs.
+    /// Builds the allocator. Parameters are the keys of `PYTORCH_CUDA_ALLOC_CONF`; they come after,
+    /// and so override, the settings string of the inputs.
     ///
     /// # Errors
     /// Settings that PyTorch refuses, and those that are not modelled.

@@ -1,8 +1,8 @@
 //! PyTorch's own statistics, with PyTorch's definitions (spec 8).
 //!
 //! Each array statistic has `current`, `peak`, `allocated` (sum of increases) and `freed` (sum of
-//! decreases), for `all` pools and for the small and the large ones. Those that move at every alloc and
-//! free are kept as few numbers as carry them all; the flat names are derived at the end.
+//! decreases), for `all` pools and for the small and the large ones. Those that move at every alloc
+//! and free are kept as few numbers as carry them all; the flat names are derived at the end.
 
 /// Kind of pool: small or large. Also an index.
 pub(super) type Kind = usize;
@@ -52,13 +52,14 @@ impl Amount {
 struct Hot {
     now: Row,
     peak: Row,
-    /// Sums of increases. Blocks become allocated and active together, so that one count and one sum
-    /// of bytes serve both.
+    /// Sums of increases. Blocks become allocated and active together, so that one count and one
+    /// sum of bytes serve both.
     total: Row,
     /// Freed by the program, not completed: active is allocated plus these.
     pending: Amount,
-    /// Peak of active while anything was pending. At any other time active is what allocated is, and
-    /// where allocated has its peak, active is no less; so the peak of active is the larger of both.
+    /// Peak of active while anything was pending. At any other time active is what allocated is,
+    /// and where allocated has its peak, active is no less; so the peak of active is the larger of
+    /// both.
     active_peak: Amount,
 }
 

@@ -1,7 +1,8 @@
 //! Which addresses a simulated device gives out.
 //!
-//! Addresses decide ties between free blocks of equal size, so they change what an allocator does. The
-//! default is a model of what a driver was seen to do on an H200 (specs/pytorch_caching.md 13.4):
+//! Addresses decide ties between free blocks of equal size, so they change what an allocator does.
+//! The default is a model of what a driver was seen to do on an H200 (specs/pytorch_caching.md
+//! 13.4):
 //!
 //! ```text
 //!   low                                                                    high

@@ -1,7 +1,8 @@
 //! A simulated device: capacity, addresses, and the books of a driver.
 //!
 //! Physical memory is charged in units of 2 MiB ([`GRANULARITY_BYTES`]). Mallocs under 1 MiB share
-//! units: together they are charged their sum rounded up, as a driver packs small ranges into pages.
+//! units: together they are charged their sum rounded up, as a driver packs small ranges into
+//! pages.
 //!
 //! ```text
 //!   charged = ⌈Σ small mallocs / 2 MiB⌉ + Σ ⌈large malloc / 2 MiB⌉ + Σ created physical pieces

@@ -34,8 +34,8 @@ impl From<String> for Cell {
 
 /// Rows under a head of one line or several.
 ///
-/// Columns stand two spaces apart, or one where two would make the table wider than [`WIDTH`]. A first
-/// cell that would still make it wider stands on a line of its own above the rest of its row.
+/// Columns stand two spaces apart, or one where two would make the table wider than [`WIDTH`]. A
+/// first cell that would still make it wider stands on a line of its own above the rest of its row.
 pub(super) struct Grid {
     aligns: Vec<Align>,
     head: Vec<Vec<Cell>>,
