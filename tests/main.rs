@@ -9,5 +9,6 @@ mod conformance;
 mod golden;
 mod import;
 mod model;
+mod readme;
 mod recordings;
 mod trace_files;

@@ -100,20 +100,27 @@ fn a_changed_recording_is_found() {
     assert!(difference.expected.starts_with("active.all.peak"), "{difference:?}");
 }
 
-/// Reserved peaks of runs from API calls alone, against what the real allocator reported. These
-/// jobs released nothing, so that sizes do not hang on addresses.
+/// The claim of README.md: without any address from the recording a run reserves what the real
+/// allocator reported, to the byte, on 35 of the 38 plain recordings that have a truth file. The others
+/// hang on addresses, or filled the card.
 #[test]
 fn a_run_reserves_what_the_recorded_allocator_reserved() {
     let Some(dir) = shared_dir() else { return };
-    for name in ["tiny", "gpt2-small", "llama-3b-recompute", "opt-1-3b-act-offload", "mixtral-moe"]
-    {
-        let trace = trace_of(&dir.join(format!("{name}.pickle.gz")));
-        let truth = trace.recording.as_ref().and_then(|recording| recording.truth.clone());
-        let stats = truth.expect("has truth").stats;
-        let options = RunOptions::new(CostProfile::shipped("h200").expect("ships"));
-        let spec: AllocSpec = "caching".parse().expect("a name");
-        let observed = run(&trace, &spec, &options, Observe::default()).expect("runs");
-        let reserved = observed.result.peaks.reserved_bytes_peak;
-        assert_eq!(reserved as i64, stats["reserved_bytes.all.peak"], "{name}");
-    }
+    let outcomes: Vec<f64> = plain_recordings(&dir)
+        .par_iter()
+        .filter_map(|path| {
+            let trace = trace_of(path);
+            let truth = trace.recording.as_ref().and_then(|recording| recording.truth.as_ref())?;
+            let recorded = truth.stats["reserved_bytes.all.peak"];
+            let options = RunOptions::new(CostProfile::shipped("h200").expect("ships"));
+            let spec: AllocSpec = "caching".parse().expect("a name");
+            let observed = run(&trace, &spec, &options, Observe::default()).expect("runs");
+            let reserved = observed.result.peaks.reserved_bytes_peak;
+            Some((reserved as f64 - recorded as f64).abs() / recorded as f64)
+        })
+        .collect();
+    assert_eq!(outcomes.len(), 38);
+    let exact = outcomes.iter().filter(|&&error| error == 0.0).count();
+    assert!(exact >= 35, "{exact} of 38 are exact");
+    assert!(outcomes.iter().all(|&error| error < 0.0065), "{outcomes:?}");
 }

@@ -244,10 +244,10 @@ impl Runner<'_> {
         sink: S,
         last_event: u64,
     ) -> (Replayed<A>, S) {
-        let started = Instant::now();
         let mut replay = Replay::new(self.trace, allocator, device, sink);
         let end = usize::try_from(last_event.saturating_add(1)).unwrap_or(usize::MAX);
         let events = &self.trace.events[..end.min(self.trace.events.len())];
+        let started = Instant::now();
         replay.run(events, self.options.stop_on_oom);
         let seconds = started.elapsed().as_secs_f64();
         let replayed = Replayed {

@@ -43,8 +43,9 @@ impl Entry {
     }
 }
 
-/// The entries of one class of sizes.
+/// The entries of one class of sizes, in one cache line.
 #[derive(Clone, Debug)]
+#[repr(align(64))]
 struct Bin {
     /// The first in order, or [`Entry::NONE`].
     first: Entry,

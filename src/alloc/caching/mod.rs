@@ -53,8 +53,10 @@ const LARGEST_REQUEST_BYTES: u64 = (1 << 60) - 1;
 /// No block.
 const NONE: u32 = u32::MAX;
 
-/// A contiguous piece of a segment.
+/// A contiguous piece of a segment. Each lies in one cache line: neighbours in memory are looked at
+/// at every free.
 #[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
 struct Block {
     address: u64,
     size_bytes: u64,

@@ -1,0 +1,87 @@
+//! The tables of README.md and traces/README.md say what the program says.
+
+use std::path::Path;
+
+use fraglab::alloc::spec::AllocSpec;
+use fraglab::device::CostProfile;
+use fraglab::engine::{Observe, RunOptions, RunResult, run};
+use fraglab::import::{ReadOptions, read_trace};
+use fraglab::units::GIB;
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Results of `caching` on every trace that ships.
+fn results() -> Vec<RunResult> {
+    let options = RunOptions::new(CostProfile::shipped("h200").expect("ships"));
+    let spec: AllocSpec = "caching".parse().expect("a name");
+    let files = std::fs::read_dir(root().join("traces")).expect("the folder ships");
+    let paths = files.map(|file| file.expect("an entry").path());
+    let traces = paths.filter(|path| path.to_string_lossy().ends_with(".json.zst"));
+    let run_one = |path: std::path::PathBuf| {
+        let imported = read_trace(&path, &ReadOptions::default()).expect("a trace that ships");
+        run(&imported.trace, &spec, &options, Observe::default()).expect("runs").result
+    };
+    traces.map(run_one).collect()
+}
+
+fn grouped(number: u64) -> String {
+    fraglab::report::text::grouped(number)
+}
+
+/// The row of a table that is about a trace: its cells.
+fn row(text: &str, name: &str) -> Vec<String> {
+    let begins = |line: &&str| {
+        let first = line.split('|').nth(1).unwrap_or_default().trim().replace('`', "");
+        line.starts_with('|') && first.split(' ').next() == Some(name)
+    };
+    let line = text.lines().find(begins);
+    let line = line.unwrap_or_else(|| panic!("{name} has no row"));
+    line.split('|').map(|cell| cell.trim().to_owned()).collect()
+}
+
+#[test]
+fn the_tables_hold_what_runs_give() {
+    let read = |name: &str| std::fs::read_to_string(root().join(name)).expect("ships");
+    let (readme, traces) = (read("README.md"), read("traces/README.md"));
+    let results = results();
+    assert_eq!(results.len(), 8);
+    for result in results {
+        let gib = |bytes: u64| format!("{:.2} GiB", bytes as f64 / GIB as f64);
+        let name = &result.trace.name;
+        let figures = [
+            grouped(result.trace.events),
+            gib(result.peaks.requested_bytes_peak),
+            gib(result.peaks.reserved_bytes_peak),
+        ];
+        for (file, text) in [("README.md", &readme), ("traces/README.md", &traces)] {
+            let cells = row(text, name);
+            for figure in &figures {
+                assert!(cells.contains(figure), "{file}: {name} gives {figure}: {cells:?}");
+            }
+        }
+        let fragmentation = format!("{:.1} %", 100.0 * result.fragmentation);
+        assert!(row(&readme, name).contains(&fragmentation), "{name} gives {fragmentation}");
+    }
+}
+
+/// The first screen of README.md shows what its first command prints, but for what a clock measured.
+#[test]
+fn the_first_screen_shows_what_is_printed() {
+    let readme = std::fs::read_to_string(root().join("README.md")).expect("ships");
+    let printed = assert_cmd::Command::cargo_bin("fraglab")
+        .expect("the program is built")
+        .current_dir(root())
+        .args(["run", "--trace", "traces/llama-3b-recompute.json.zst", "--alloc", "caching,native"])
+        .output()
+        .expect("it runs");
+    assert!(printed.status.success());
+    let printed = String::from_utf8(printed.stdout).expect("text");
+    for line in printed.lines().filter(|line| !line.is_empty()) {
+        // The event rate stands last and differs from run to run.
+        let steady =
+            if line.ends_with('M') { line.rsplit_once(' ').expect("columns").0 } else { line };
+        assert!(readme.contains(steady.trim_end()), "README.md lacks: {steady}");
+    }
+}
