@@ -11,7 +11,7 @@
 //!
 //! # Exit codes
 //!
-//! 0: good. 1: the answer is "no" ([`Verdict::No`]). 2: it could not be done, which wins over 1.
+//! 0: good. 1: the answer is "no" (`Verdict::No`). 2: it could not be done, which wins over 1.
 //! Every error is one line on standard error, `fraglab: FILE: message`; an error in a text trace is
 //! followed by the line it stands in and a caret. A closed pipe is no error.
 

@@ -1,7 +1,7 @@
 //! PyTorch's CUDA caching allocator, exactly (torch 2.11; specs/pytorch_caching.md).
 //!
 //! The device gives *segments*; each is cut into *blocks* that form a list in address order and
-//! cover it without gaps. Free blocks of one stream and pool lie in a [`free_set`], ordered by
+//! cover it without gaps. Free blocks of one stream and pool lie in a `free_set`, ordered by
 //! (size, address):
 //!
 //! ```text
