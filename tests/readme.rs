@@ -66,7 +66,8 @@ fn the_tables_hold_what_runs_give() {
     }
 }
 
-/// The first screen of README.md shows what its first command prints, but for what a clock measured.
+/// The first screen of README.md shows what its first command prints, but for what a clock
+/// measured.
 #[test]
 fn the_first_screen_shows_what_is_printed() {
     let readme = std::fs::read_to_string(root().join("README.md")).expect("ships");

@@ -101,8 +101,8 @@ fn a_changed_recording_is_found() {
 }
 
 /// The claim of README.md: without any address from the recording a run reserves what the real
-/// allocator reported, to the byte, on 35 of the 38 plain recordings that have a truth file. The others
-/// hang on addresses, or filled the card.
+/// allocator reported, to the byte, on 35 of the 38 plain recordings that have a truth file. The
+/// others hang on addresses, or filled the card.
 #[test]
 fn a_run_reserves_what_the_recorded_allocator_reserved() {
     let Some(dir) = shared_dir() else { return };

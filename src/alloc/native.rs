@@ -110,6 +110,16 @@ impl Native {
         if within_limit { env.device().malloc(size_bytes).ok() } else { None }
     }
 
+    /// Takes back every range that waits for another stream. Says whether there was any.
+    fn wait<E: Env>(&mut self, env: &mut E) -> bool {
+        let mut any = false;
+        while let Some(handle) = env.wait_completed() {
+            self.complete(env, handle);
+            any = true;
+        }
+        any
+    }
+
     #[cold]
     fn out_of_memory<E: Env>(
         &mut self,
@@ -147,15 +157,8 @@ impl Allocator for Native {
             return Err(self.out_of_memory(env, request.size_bytes, request));
         };
         let mut address = self.device_malloc(env, size_bytes);
-        if address.is_none() {
-            // Ranges that wait for another stream come back if the device is waited for.
-            while let Some(handle) = env.wait_completed() {
-                self.complete(env, handle);
-                address = Some(0);
-            }
-            if address.is_some() {
-                address = self.device_malloc(env, size_bytes);
-            }
+        if address.is_none() && self.wait(env) {
+            address = self.device_malloc(env, size_bytes);
         }
         let Some(address) = address else {
             return Err(self.out_of_memory(env, size_bytes, request));
@@ -195,9 +198,7 @@ impl Allocator for Native {
     }
 
     fn empty_cache<E: Env>(&mut self, env: &mut E) {
-        while let Some(handle) = env.wait_completed() {
-            self.complete(env, handle);
-        }
+        self.wait(env);
     }
 
     #[inline]

@@ -1,4 +1,4 @@
-//! A device around a device that counts and costs every call and knows what is held.
+//! A device around a device that counts and costs every call.
 
 use serde::Serialize;
 
@@ -27,7 +27,7 @@ pub struct CallCounts {
     pub set_access: u64,
 }
 
-/// Counts the calls that succeed, adds up their cost, and keeps the bytes held and their peak.
+/// Counts the calls that succeed and adds up their cost.
 ///
 /// Refused calls are neither counted nor costed: what a driver takes to refuse was not measured.
 #[derive(Clone, Debug)]
@@ -36,18 +36,12 @@ pub struct Counting<D> {
     profile: CostProfile,
     calls: CallCounts,
     cost_ns: f64,
-    held_bytes: u64,
 }
 
 impl<D: Device> Counting<D> {
     /// Counts the calls of `inner`, with costs from `profile`.
     pub fn new(inner: D, profile: CostProfile) -> Self {
-        Counting { inner, profile, calls: CallCounts::default(), cost_ns: 0.0, held_bytes: 0 }
-    }
-
-    /// The device inside.
-    pub fn inner(&self) -> &D {
-        &self.inner
+        Counting { inner, profile, calls: CallCounts::default(), cost_ns: 0.0 }
     }
 
     /// Calls so far.
@@ -58,11 +52,6 @@ impl<D: Device> Counting<D> {
     /// Cost of the calls so far in nanoseconds.
     pub fn cost_ns(&self) -> u64 {
         self.cost_ns.round() as u64
-    }
-
-    /// Physical bytes that are held, as they were asked for.
-    pub fn held_bytes(&self) -> u64 {
-        self.held_bytes
     }
 
     #[inline]
@@ -77,7 +66,6 @@ impl<D: Device> Device for Counting<D> {
         let address = self.inner.malloc(size_bytes)?;
         self.calls.malloc += 1;
         self.charge(DeviceCall::Malloc, size_bytes);
-        self.held_bytes += size_bytes;
         Ok(address)
     }
 
@@ -86,7 +74,6 @@ impl<D: Device> Device for Counting<D> {
         let size_bytes = self.inner.free(address)?;
         self.calls.free += 1;
         self.charge(DeviceCall::Free, size_bytes);
-        self.held_bytes -= size_bytes;
         Ok(size_bytes)
     }
 
@@ -108,7 +95,6 @@ impl<D: Device> Device for Counting<D> {
         let handle = self.inner.create(size_bytes)?;
         self.calls.create += 1;
         self.charge(DeviceCall::Create, size_bytes);
-        self.held_bytes += size_bytes;
         Ok(handle)
     }
 
@@ -116,7 +102,6 @@ impl<D: Device> Device for Counting<D> {
         let size_bytes = self.inner.release(handle)?;
         self.calls.release += 1;
         self.charge(DeviceCall::Release, size_bytes);
-        self.held_bytes -= size_bytes;
         Ok(size_bytes)
     }
 

@@ -19,11 +19,6 @@ impl<D: Device> Faulty<D> {
         Faulty { inner, faults, seen: [0; DeviceCall::ALL.len()] }
     }
 
-    /// The device inside.
-    pub fn inner(&self) -> &D {
-        &self.inner
-    }
-
     #[inline]
     fn check(&mut self, call: DeviceCall, requested_bytes: u64) -> Result<(), DeviceError> {
         if self.faults.is_empty() {

@@ -6,7 +6,7 @@
 //! device around a device:
 //!
 //! ```text
-//!   allocator ──> Counting<D>   counts and costs every call, knows what is held
+//!   allocator ──> Counting<D>   counts and costs every call
 //!                     └──> Faulty<D>   refuses the calls that a trace names
 //!                              └──> Sim   capacity, addresses
 //! ```

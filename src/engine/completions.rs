@@ -50,9 +50,6 @@ impl Completions {
     /// The next block whose use has ended.
     #[inline]
     pub(super) fn ended(&mut self) -> Option<Handle> {
-        if self.ended.is_empty() {
-            return None;
-        }
         let (block, handle) = self.ended.pop_front()?;
         self.states[block.index()] = State::Idle;
         Some(handle)

@@ -1,6 +1,5 @@
 //! The replay loop: one, compiled for each allocator, device and sink.
 
-use std::collections::BTreeMap;
 use std::time::Instant;
 
 use super::clock::program_times;
@@ -160,6 +159,7 @@ impl Visitor for Runner<'_> {
     fn visit<A: Allocator + Send + 'static>(self, allocator: A) -> Self::Output {
         let policy = self.address_policy::<A>();
         let device = self.device(policy)?;
+        let program_ns = program_times(self.trace, &self.options.profile);
         let watched = self.observe != Observe::default() || self.options.paranoid;
         // The unwatched loop is compiled without any sink; whatever is watched shares one other.
         let (run, decisions, timeline) = if watched {
@@ -180,14 +180,16 @@ impl Visitor for Runner<'_> {
                 });
             }
             let decisions = decisions.map_or_else(Vec::new, |sink| sink.rows);
-            let timeline = timeline.map_or_else(Vec::new, |sink| self.timed(sink.rows));
+            let timeline =
+                timeline.map_or_else(Vec::new, |sink| self.timed(sink.rows, &program_ns));
             (run, decisions, timeline)
         } else {
             let (run, _) = self.replay(allocator.clone(), device.clone(), NoSink, u64::MAX);
             (run, Vec::new(), Vec::new())
         };
         let split = self.split(&run, allocator, device);
-        let result = self.result(run, split, policy);
+        let program_ns = program_ns.last().copied().unwrap_or(0);
+        let result = self.result(run, split, policy, program_ns);
         Ok(Observed { result, decisions, timeline })
     }
 }
@@ -199,7 +201,6 @@ struct Replayed<A> {
     peaks: Peaks,
     requested_bytes: u64,
     refusal: Option<Refusal>,
-    refusals: u64,
     seconds: f64,
     memory_events: u64,
 }
@@ -255,7 +256,6 @@ impl Runner<'_> {
             peaks: replay.peaks.peaks(),
             requested_bytes: replay.requested_bytes,
             refusal: replay.refusal,
-            refusals: replay.refusals,
             seconds,
             memory_events: replay.memory_events,
             device: replay.env.device,
@@ -293,15 +293,14 @@ impl Runner<'_> {
     }
 
     /// Adds the program's own time and the phase to rows that hold device time only.
-    fn timed(&self, mut rows: Vec<TimelineRow>) -> Vec<TimelineRow> {
-        let times = program_times(self.trace, &self.options.profile);
+    fn timed(&self, mut rows: Vec<TimelineRow>, program_ns: &[u64]) -> Vec<TimelineRow> {
         let mut phase = None;
         for row in &mut rows {
             let index = row.event_index as usize;
             if let Op::Mark(mark) = self.trace.events[index].op {
                 phase = Some(mark.0);
             }
-            row.time_ns += times[index];
+            row.time_ns += program_ns[index];
             row.phase = phase;
         }
         rows
@@ -312,6 +311,7 @@ impl Runner<'_> {
         run: Replayed<A>,
         split: Option<Split>,
         policy: AddressPolicy,
+        program_ns: u64,
     ) -> RunResult {
         let peaks = run.peaks;
         let share = |part: u64| {
@@ -322,9 +322,8 @@ impl Runner<'_> {
             }
         };
         let efficiency = share(peaks.requested_bytes_peak);
-        let mut counters: BTreeMap<String, u64> =
-            run.allocator.counters().into_iter().map(|(name, n)| (name.to_owned(), n)).collect();
-        counters.insert("ooms".to_owned(), run.refusals);
+        let counters = run.allocator.counters().into_iter();
+        let counters = counters.map(|(name, count)| (name.to_owned(), count)).collect();
         RunResult {
             schema_version: SCHEMA_VERSION,
             fraglab_version: env!("CARGO_PKG_VERSION"),
@@ -355,7 +354,7 @@ impl Runner<'_> {
             calls: run.device.calls(),
             counters,
             torch_stats: run.allocator.torch_stats().map(|stats| stats.into_iter().collect()),
-            time: self.simulated_time(run.device.cost_ns()),
+            time: self.simulated_time(program_ns, run.device.cost_ns()),
             wall: Wall {
                 events_per_second: run.memory_events as f64 / run.seconds.max(1e-9),
                 seconds: run.seconds,
@@ -410,9 +409,7 @@ impl Runner<'_> {
         }
     }
 
-    fn simulated_time(&self, allocator_device_ns: u64) -> SimulatedTime {
-        let times = program_times(self.trace, &self.options.profile);
-        let program_ns = times.last().copied().unwrap_or(0);
+    fn simulated_time(&self, program_ns: u64, allocator_device_ns: u64) -> SimulatedTime {
         let first = self.trace.events.first().map_or(0, |event| event.time_ns);
         let last = self.trace.events.last().map_or(0, |event| event.time_ns);
         SimulatedTime {
@@ -480,7 +477,6 @@ struct Replay<A, D, S> {
     peaks: PeakTracker,
     requested_bytes: u64,
     refusal: Option<Refusal>,
-    refusals: u64,
     /// alloc, attempt, free, defer and done events.
     memory_events: u64,
 }
@@ -499,7 +495,6 @@ impl<A: Allocator, S: Sink> Replay<A, SimDevice, S> {
             peaks: PeakTracker::default(),
             requested_bytes: 0,
             refusal: None,
-            refusals: 0,
             memory_events: 0,
         }
     }
@@ -598,7 +593,6 @@ impl<A: Allocator, S: Sink> Replay<A, SimDevice, S> {
 
     #[cold]
     fn refused(&mut self, request: Request) {
-        self.refusals += 1;
         if self.refusal.is_none() {
             self.refusal = Some(Refusal {
                 event: self.env.event,

@@ -26,7 +26,7 @@ use crate::alloc::spec::{AllocSpec, Params, SpecError};
 use crate::alloc::{Action, ActionKind, Allocator, BuildInputs, Env, Handle, Request};
 use crate::device::sim::UNLIMITED_TOTAL_BYTES;
 use crate::device::{Device, DeviceCall, DeviceError, MemoryInfo, PhysicalHandle};
-use crate::trace::{EntryKind, Op, RecordedEntry, Trace, Truth, recorded_entries};
+use crate::trace::{EntryKind, Op, RecordedEntry, Trace, Truth, recorded_entries, room_on_device};
 
 /// The first place where the simulated allocator did something else.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -532,10 +532,6 @@ impl Refuser {
     fn invalid(call: DeviceCall, address: u64, size_bytes: u64) -> DeviceError {
         DeviceError::Invalid { call, address, size_bytes }
     }
-
-    /// A device counts as full when less than this share of it is left beside the request: contexts
-    /// and libraries take memory that no recording shows.
-    const FULL_MARGIN: u64 = 32;
 }
 
 impl Device for Refuser {
@@ -545,11 +541,9 @@ impl Device for Refuser {
             self.sizes.insert(address, size_bytes);
             return Ok(address);
         }
-        if let Some(total_bytes) = self.total_bytes {
-            let full_bytes = total_bytes - total_bytes / Self::FULL_MARGIN;
-            if self.held_bytes.saturating_add(size_bytes) < full_bytes {
-                self.unexplained += 1;
-            }
+        let wanted_bytes = self.held_bytes.saturating_add(size_bytes);
+        if self.total_bytes.is_some_and(|total| wanted_bytes < room_on_device(total)) {
+            self.unexplained += 1;
         }
         let free_bytes = self.memory_info().free_bytes;
         let call = DeviceCall::Malloc;

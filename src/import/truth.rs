@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use crate::trace::{BLOCK_BYTES_MAX, Trace, Truth};
+use crate::trace::{BLOCK_BYTES_MAX, Trace, Truth, room_on_device};
 use crate::units::GIB;
 
 /// A truth file that is there cannot be used.
@@ -98,10 +98,7 @@ impl TruthFile {
 
     /// What the recorded allocator could reserve without being refused, by limit or device.
     pub(super) fn room_bytes(&self) -> Option<u64> {
-        /// Contexts and libraries take memory that no recording shows; a device counts as full when
-        /// less than this share is left.
-        const HIDDEN_SHARE: u64 = 32;
-        let physical_bytes = self.total_memory.map(|total| total - total / HIDDEN_SHARE)?;
+        let physical_bytes = self.total_memory.map(room_on_device)?;
         Some(self.limit_bytes().map_or(physical_bytes, |limit| limit.min(physical_bytes)))
     }
 

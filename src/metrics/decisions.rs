@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::Sink;
-use crate::alloc::{Action, Levels};
+use crate::alloc::Action;
 
 /// One row of the decision log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -54,14 +54,5 @@ impl Sink for Decisions {
 
     fn action(&mut self, event_index: u64, action: Action) {
         self.rows.push(DecisionRow::new(event_index, action));
-    }
-
-    fn after_event(
-        &mut self,
-        _event: u64,
-        _requested_bytes: u64,
-        _levels: Levels,
-        _device_ns: u64,
-    ) {
     }
 }

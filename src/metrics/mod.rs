@@ -25,17 +25,20 @@ pub trait Sink {
     const LEVELS: bool;
 
     /// The allocator did something during an event.
-    fn action(&mut self, event_index: u64, action: Action);
+    #[inline]
+    fn action(&mut self, _event_index: u64, _action: Action) {}
 
-    /// Levels after an event. `requested_bytes` is the sum of live requests, `device_ns` the cost
-    /// of all device calls so far.
+    /// Levels after an event: its index, the sum of live requests in bytes, what the allocator
+    /// holds, and the cost of all device calls so far in nanoseconds.
+    #[inline]
     fn after_event(
         &mut self,
-        event_index: u64,
-        requested_bytes: u64,
-        levels: Levels,
-        device_ns: u64,
-    );
+        _event_index: u64,
+        _requested_bytes: u64,
+        _levels: Levels,
+        _device_ns: u64,
+    ) {
+    }
 }
 
 /// Watches nothing.
@@ -45,19 +48,6 @@ pub struct NoSink;
 impl Sink for NoSink {
     const LOG: bool = false;
     const LEVELS: bool = false;
-
-    #[inline]
-    fn action(&mut self, _event_index: u64, _action: Action) {}
-
-    #[inline]
-    fn after_event(
-        &mut self,
-        _event: u64,
-        _requested_bytes: u64,
-        _levels: Levels,
-        _device_ns: u64,
-    ) {
-    }
 }
 
 /// Two sinks as one; chains to any number.

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::Sink;
-use crate::alloc::{Action, Levels};
+use crate::alloc::Levels;
 
 /// One row of the time line: levels after an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -35,8 +35,6 @@ pub struct Timeline {
 impl Sink for Timeline {
     const LOG: bool = false;
     const LEVELS: bool = true;
-
-    fn action(&mut self, _event_index: u64, _action: Action) {}
 
     fn after_event(&mut self, event: u64, requested_bytes: u64, levels: Levels, device_ns: u64) {
         self.rows.push(TimelineRow {

@@ -49,6 +49,12 @@ pub struct DeviceInfo {
     pub capacity_bytes: Option<u64>,
 }
 
+/// How much of a device's total a process can surely get: contexts and libraries take memory that
+/// no recording shows, so a device counts as full when less than a thirty-second of it is left.
+pub fn room_on_device(total_bytes: u64) -> u64 {
+    total_bytes - total_bytes / 32
+}
+
 /// Which addresses a simulated device gives out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -28,7 +28,7 @@ pub use file::{
 };
 pub use header::{
     AddressPolicy, DeviceCall, DeviceInfo, Expectation, Fault, FaultWhen, Header, History, Source,
-    SourceKind,
+    SourceKind, room_on_device,
 };
 pub use native::{NATIVE_VERSION, NativeError, read_native, write_native};
 #[cfg(feature = "analytics")]

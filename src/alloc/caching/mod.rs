@@ -222,11 +222,6 @@ impl Caching {
         })
     }
 
-    /// The settings in force.
-    pub fn config(&self) -> &Config {
-        &self.config
-    }
-
     /// Takes a fitting free block out of its set (spec 3.4).
     #[inline]
     fn search(&mut self, set: u32, size_bytes: u64) -> Option<u32> {

@@ -58,7 +58,6 @@ struct Piece {
 struct Mapping {
     size_bytes: u64,
     piece: u64,
-    accessible: bool,
 }
 
 impl Sim {
@@ -122,19 +121,25 @@ impl Sim {
         })
     }
 
-    /// Bases and pieces of the mappings that exactly tile the range, or nothing.
-    fn mappings_in(&self, address: u64, size_bytes: u64) -> Option<Vec<u64>> {
-        let end = address.checked_add(size_bytes)?;
+    /// Bases of the mappings that exactly tile the range; any other range makes the call invalid.
+    fn mappings_in(
+        &self,
+        call: DeviceCall,
+        address: u64,
+        size_bytes: u64,
+    ) -> Result<Vec<u64>, DeviceError> {
+        let invalid = DeviceError::Invalid { call, address, size_bytes };
+        let end = address.checked_add(size_bytes).ok_or(invalid)?;
         let mut at = address;
         let mut bases = Vec::new();
         for (&base, mapping) in self.mappings.range(address..end) {
             if base != at {
-                return None;
+                return Err(invalid);
             }
             at = base + mapping.size_bytes;
             bases.push(base);
         }
-        (at == end && !bases.is_empty()).then_some(bases)
+        if at == end && !bases.is_empty() { Ok(bases) } else { Err(invalid) }
     }
 }
 
@@ -227,7 +232,7 @@ impl Device for Sim {
         if size_bytes == 0 || !free || !self.is_reserved(address, size_bytes) {
             return Err(DeviceError::Invalid { call: DeviceCall::Map, address, size_bytes });
         }
-        let mapping = Mapping { size_bytes, piece: handle.0, accessible: false };
+        let mapping = Mapping { size_bytes, piece: handle.0 };
         self.mappings.insert(address, mapping);
         if let Some(piece) = self.pieces.get_mut(&handle.0) {
             piece.mappings += 1;
@@ -236,13 +241,7 @@ impl Device for Sim {
     }
 
     fn unmap(&mut self, address: u64, size_bytes: u64) -> Result<(), DeviceError> {
-        let call = DeviceCall::Unmap;
-        let bases = self.mappings_in(address, size_bytes).ok_or(DeviceError::Invalid {
-            call,
-            address,
-            size_bytes,
-        })?;
-        for base in bases {
+        for base in self.mappings_in(DeviceCall::Unmap, address, size_bytes)? {
             let Some(mapping) = self.mappings.remove(&base) else { continue };
             if let Some(piece) = self.pieces.get_mut(&mapping.piece) {
                 piece.mappings -= 1;
@@ -253,18 +252,7 @@ impl Device for Sim {
     }
 
     fn set_access(&mut self, address: u64, size_bytes: u64) -> Result<(), DeviceError> {
-        let call = DeviceCall::SetAccess;
-        let bases = self.mappings_in(address, size_bytes).ok_or(DeviceError::Invalid {
-            call,
-            address,
-            size_bytes,
-        })?;
-        for base in bases {
-            if let Some(mapping) = self.mappings.get_mut(&base) {
-                mapping.accessible = true;
-            }
-        }
-        Ok(())
+        self.mappings_in(DeviceCall::SetAccess, address, size_bytes).map(drop)
     }
 
     fn memory_info(&self) -> MemoryInfo {
