@@ -187,6 +187,10 @@ id!(
     PoolId
 );
 id!(
+    /// A settings string given while the program ran. Index into `Trace::settings_changes`.
+    SettingsId
+);
+id!(
     /// A phase such as `step3.backward`. Index into `Trace::phases`.
     PhaseId
 );

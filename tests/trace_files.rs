@@ -112,6 +112,7 @@ fn meaning(trace: &Trace) -> Vec<(u64, String)> {
             Op::Access(b) => format!("access {}", order[b.index()]),
             Op::Mark(p) => format!("mark {}", trace.phases[p.index()]),
             Op::EmptyCache => "empty_cache".to_owned(),
+            Op::Settings(s) => format!("settings {}", trace.settings_changes[s.index()]),
             Op::PoolEnter(p) => {
                 entered[p.index()] = true;
                 format!("enter {:?}", trace.pools[p.index()])

@@ -39,7 +39,8 @@ pub mod spec;
 use serde::Serialize;
 
 use crate::device::Device;
-use crate::units::{BlockId, PoolId, StreamId};
+use crate::trace::{Pool, StartLayout};
+use crate::units::{BlockId, PoolId, SettingsId, StreamId};
 
 /// Every block that an allocator hands out starts at a multiple of this many bytes.
 pub const ALIGNMENT_BYTES: u64 = 512;
@@ -163,6 +164,9 @@ pub trait Env {
     /// Waits for the device: gives every deferred block, one a call, then nothing.
     fn wait_completed(&mut self) -> Option<Handle>;
 
+    /// Waits for the deferred blocks that `wanted` picks, as [`Self::wait_completed`] does for all.
+    fn wait_completed_of(&mut self, wanted: &mut dyn FnMut(Handle) -> bool) -> Option<Handle>;
+
     /// Takes an entry for the log.
     fn log(&mut self, action: Action);
 }
@@ -189,6 +193,18 @@ pub trait Allocator: Clone {
     /// The program asks to give back what can be given back. Waits for the device.
     fn empty_cache<E: Env>(&mut self, env: &mut E);
 
+    /// Takes over the memory that the recorded allocator held when its history begins, as it lies.
+    /// Gives the handles of all blocks in use, in the order of [`StartLayout::blocks_in_use`];
+    /// nothing if it cannot, and is then asked for these blocks one by one. Only called before
+    /// anything else. The engine sees to it that the device holds what [`Self::layout`] then shows.
+    fn adopt(&mut self, _start: &StartLayout) -> Option<Vec<Handle>> {
+        None
+    }
+
+    /// The program gives the allocator another settings string. Allocators without settings ignore
+    /// it.
+    fn change_settings<E: Env>(&mut self, _env: &mut E, _settings: SettingsId) {}
+
     /// Allocations go to this private pool from here on. Allocators without pools ignore it.
     fn pool_enter<E: Env>(&mut self, _env: &mut E, _pool: PoolId) {}
 
@@ -212,6 +228,12 @@ pub trait Allocator: Clone {
 
     /// The memory limit in force, in bytes.
     fn limit_bytes(&self) -> Option<u64>;
+
+    /// What the real allocator would not have survived, if that came to pass: the replay is then
+    /// no prediction.
+    fn failure(&self) -> Option<String> {
+        None
+    }
 
     /// Counters for the results, by name. Always `segment_allocs`, `segment_frees`, `alloc_retries`
     /// and `ooms`; others as the allocator likes.
@@ -250,6 +272,11 @@ pub struct LayoutBlock {
     pub segment: u32,
     /// First address of its segment.
     pub segment_address: u64,
+    /// Size of its segment in bytes: what was obtained at once, or the addresses reserved.
+    pub segment_bytes: u64,
+    /// For memory that is mapped page by page, the size of a page; pages begin at multiples of it
+    /// from the segment's first address. 0 for a segment that is obtained as a whole.
+    pub page_bytes: u64,
     /// First address.
     pub address: u64,
     /// Its size in bytes.
@@ -269,6 +296,8 @@ pub struct LayoutBlock {
 pub struct BuildInputs {
     /// The settings string of the trace or of `--pytorch-conf`.
     pub settings: Option<String>,
+    /// The settings string of the trace, whatever is asked for.
+    pub recorded_settings: Option<String>,
     /// Memory limit of the allocator in bytes, asked for by name; it never holds more.
     pub limit_bytes: Option<u64>,
     /// The limit of the recorded run: stands unless another is asked for, by name or in settings.
@@ -277,6 +306,9 @@ pub struct BuildInputs {
     pub device_total_bytes: Option<u64>,
     /// Raw handles of the trace's streams, by [`StreamId`].
     pub stream_handles: Vec<u64>,
-    /// The trace enters private pools or graph captures.
-    pub private_pools: bool,
+    /// The trace's private pools, by [`PoolId`].
+    pub pools: Vec<Pool>,
+    /// Settings strings that the program gives while it runs, by [`SettingsId`]. Empty if other
+    /// settings than the recorded ones are asked for.
+    pub settings_changes: Vec<String>,
 }

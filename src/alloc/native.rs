@@ -236,6 +236,8 @@ impl Allocator for Native {
                 block: block.request.block,
                 segment: block.segment,
                 segment_address: block.address,
+                segment_bytes: block.size_bytes,
+                page_bytes: 0,
                 address: block.address,
                 size_bytes: block.size_bytes,
                 requested_bytes: block.request.size_bytes,

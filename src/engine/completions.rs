@@ -55,6 +55,22 @@ impl Completions {
         Some(handle)
     }
 
+    /// The next block that is wanted when the device is waited for its own uses only.
+    pub(super) fn wait_of(&mut self, wanted: &mut dyn FnMut(Handle) -> bool) -> Option<Handle> {
+        if let Some(at) = self.ended.iter().position(|&(_, handle)| wanted(handle)) {
+            let (block, handle) = self.ended.remove(at)?;
+            self.states[block.index()] = State::Idle;
+            return Some(handle);
+        }
+        let states = &self.states;
+        let at = self.waiting.iter().position(|&(block, handle)| {
+            states[block.index()] == State::Waiting && wanted(handle)
+        })?;
+        let (block, handle) = self.waiting.remove(at)?;
+        self.states[block.index()] = State::Idle;
+        Some(handle)
+    }
+
     /// The next block when the device is waited for.
     pub(super) fn wait(&mut self) -> Option<Handle> {
         if let Some(handle) = self.ended() {

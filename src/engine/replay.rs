@@ -135,11 +135,17 @@ fn build_inputs(
 ) -> BuildInputs {
     BuildInputs {
         settings: options.settings.clone().or_else(|| trace.header.settings.clone()),
+        recorded_settings: trace.header.settings.clone(),
         limit_bytes: options.limit_bytes,
         recorded_limit_bytes: trace.header.limit_bytes,
         device_total_bytes,
         stream_handles: trace.streams.iter().map(|stream| stream.handle).collect(),
-        private_pools: trace.events.iter().any(|event| matches!(event.op, Op::PoolEnter(_))),
+        pools: trace.pools.clone(),
+        // Settings asked for in place of the recorded ones hold to the end.
+        settings_changes: match options.settings {
+            Some(_) => Vec::new(),
+            None => trace.settings_changes.clone(),
+        },
     }
 }
 
@@ -463,6 +469,10 @@ impl<D: Device, S: Sink> Env for ReplayEnv<D, S> {
         self.completions.wait()
     }
 
+    fn wait_completed_of(&mut self, wanted: &mut dyn FnMut(Handle) -> bool) -> Option<Handle> {
+        self.completions.wait_of(wanted)
+    }
+
     #[inline]
     fn log(&mut self, action: Action) {
         self.sink.action(self.event, action);
@@ -566,6 +576,7 @@ impl<A: Allocator, S: Sink> Replay<A, SimDevice, S> {
                 }
             }
             Op::EmptyCache => self.allocator.empty_cache(&mut self.env),
+            Op::Settings(settings) => self.allocator.change_settings(&mut self.env, settings),
             Op::PoolEnter(pool) => self.allocator.pool_enter(&mut self.env, pool),
             Op::PoolLeave(pool) => self.allocator.pool_leave(&mut self.env, pool),
             Op::PoolDelete(pool) => self.allocator.pool_delete(&mut self.env, pool),

@@ -147,11 +147,13 @@ impl<'a> Driver<'a> {
         let total_bytes = trace.header.device.total_bytes;
         let inputs = BuildInputs {
             settings: trace.header.settings.clone(),
+            recorded_settings: trace.header.settings.clone(),
             limit_bytes: None,
             recorded_limit_bytes: trace.header.limit_bytes,
             device_total_bytes: total_bytes,
             stream_handles: trace.streams.iter().map(|stream| stream.handle).collect(),
-            private_pools: false,
+            pools: trace.pools.clone(),
+            settings_changes: trace.settings_changes.clone(),
         };
         let spec = AllocSpec { name: "caching".to_owned(), params: Vec::new() };
         let caching = Caching::build(Params::new(&spec), &inputs)?;
@@ -475,6 +477,15 @@ impl Env for Script<'_> {
     }
 
     fn wait_completed(&mut self) -> Option<Handle> {
+        self.take_completion(self.position)
+    }
+
+    fn wait_completed_of(&mut self, wanted: &mut dyn FnMut(Handle) -> bool) -> Option<Handle> {
+        let entry = self.entries.get(self.position)?;
+        let handle = *self.handles.get(entry.block.index())?;
+        if handle == Handle::NONE || !wanted(handle) {
+            return None;
+        }
         self.take_completion(self.position)
     }
 

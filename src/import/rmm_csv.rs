@@ -262,7 +262,11 @@ impl Log {
         let allocs = self.trace.events.iter().filter(is_alloc).count() as u64;
         self.trace.header = Header {
             source: Source { kind: SourceKind::RmmCsv, version: None },
-            history: History { frees_without_alloc: self.frees_without_alloc, allocs },
+            history: History {
+                frees_without_alloc: self.frees_without_alloc,
+                allocs,
+                ..History::default()
+            },
             ..Header::default()
         };
         self.trace.recording = Some(self.recording);

@@ -529,6 +529,7 @@ impl<'a> HistoryReader<'a> {
             history: History {
                 frees_without_alloc: self.oddities.frees_without_alloc,
                 allocs: self.trace.header.history.allocs,
+                ..History::default()
             },
             start_unix_ns: self.time_first_us.and_then(|us| us.checked_mul(1000)),
             ..Header::default()

@@ -177,13 +177,26 @@ pub struct History {
     /// Allocs in the history.
     #[serde(default)]
     pub allocs: u64,
+    /// Blocks that were live or deferred when the history begins.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub blocks_at_start: u64,
+    /// Allocs of the whole run, where the recorded allocator told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub allocs_of_run: Option<u64>,
+}
+
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 impl History {
-    /// Share of all known blocks whose alloc was seen, 0 to 1.
+    /// Share of the run's allocs that the history holds, 0 to 1. Where the run's number is not
+    /// known, those blocks stand for the unseen ones that were there when the history begins.
     pub fn share(&self) -> f64 {
-        let known = self.allocs + self.frees_without_alloc;
-        if known == 0 { 1.0 } else { self.allocs as f64 / known as f64 }
+        let unseen = self.frees_without_alloc.max(self.blocks_at_start);
+        let known = self.allocs.saturating_add(unseen);
+        let all = self.allocs_of_run.map_or(known, |allocs| allocs.max(known));
+        if all == 0 { 1.0 } else { self.allocs as f64 / all as f64 }
     }
 }
 

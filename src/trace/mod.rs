@@ -19,6 +19,7 @@ mod native;
 #[cfg(feature = "analytics")]
 mod parquet;
 mod recording;
+mod start;
 mod stats;
 mod text;
 mod validate;
@@ -37,6 +38,7 @@ pub use recording::{
     EntryKind, RecordedAction, RecordedEntries, RecordedEntry, RecordedKind, Recording, Truth,
     recorded_entries,
 };
+pub use start::{StartBlock, StartLayout, StartSegment, StartState};
 pub use stats::{RecordedStats, SizeClass, SizeStats, StreamStats, TraceStats, stats};
 pub use text::{REPEAT_DEPTH_MAX, TEXT_EVENTS_MAX, TextError, read_text, write_text};
 pub use validate::{BLOCK_BYTES_MAX, InvalidTrace, LIVE_BYTES_MAX, validate};
@@ -44,7 +46,7 @@ pub use validate::{BLOCK_BYTES_MAX, InvalidTrace, LIVE_BYTES_MAX, validate};
 use serde::{Deserialize, Serialize};
 
 use crate::units::{
-    BlockId, FrameId, ModuleId, NameId, PhaseId, PoolId, SiteId, StreamId, TransferId,
+    BlockId, FrameId, ModuleId, NameId, PhaseId, PoolId, SettingsId, SiteId, StreamId, TransferId,
 };
 
 /// What a block holds, where the source says so.
@@ -118,6 +120,8 @@ pub enum Op {
     Mark(PhaseId),
     /// The program asked the allocator to give back what it can.
     EmptyCache,
+    /// The program gave the allocator a new settings string.
+    Settings(SettingsId),
     /// Allocations go to this private pool from here on.
     PoolEnter(PoolId),
     /// The innermost entered pool ends; the id names it.
@@ -231,6 +235,8 @@ pub struct Trace {
     pub streams: Vec<Stream>,
     /// Private pools; [`PoolId`] indexes them.
     pub pools: Vec<Pool>,
+    /// Settings strings given while the program ran; [`SettingsId`] indexes them.
+    pub settings_changes: Vec<String>,
     /// Phase names; [`PhaseId`] indexes them.
     pub phases: Vec<String>,
     /// Module names; [`ModuleId`] indexes them.
@@ -241,6 +247,8 @@ pub struct Trace {
     pub names: Vec<String>,
     /// Call sites.
     pub sites: Sites,
+    /// What was there before the first event, if the history begins late.
+    pub start: Option<StartLayout>,
     /// What happened, in order.
     pub events: Vec<Event>,
     /// What the recorded allocator did, where that is known.
@@ -262,8 +270,10 @@ impl Trace {
     /// The largest sum of live requests in bytes. Attempts do not count.
     pub fn requested_bytes_peak(&self) -> u64 {
         let size = |block: BlockId| self.blocks.get(block.index()).map_or(0, |b| b.size_bytes);
-        let mut live_bytes = 0u64;
-        let mut peak_bytes = 0;
+        let live_at_start = self.start.iter().flat_map(|start| &start.blocks);
+        let live_at_start = live_at_start.filter(|block| block.state == StartState::Live);
+        let mut live_bytes = live_at_start.fold(0u64, |sum, b| sum.saturating_add(size(b.block)));
+        let mut peak_bytes = live_bytes;
         for event in &self.events {
             match event.op {
                 Op::Alloc(block) => {

@@ -23,7 +23,7 @@ use super::{
     Recording, Role, Sites, Stream, Trace, Transfer, Truth, validate,
 };
 use crate::units::{
-    BlockId, FrameId, ModuleId, NameId, PhaseId, PoolId, SiteId, StreamId, TransferId,
+    BlockId, FrameId, ModuleId, NameId, PhaseId, PoolId, SettingsId, SiteId, StreamId, TransferId,
 };
 
 /// Version of the native format that is written, and the newest that is read.
@@ -261,6 +261,8 @@ impl Body {
         let blocks = self.blocks.into_blocks()?;
         let events = self.events.into_events(blocks.len())?;
         Ok(Trace {
+            settings_changes: Vec::new(),
+            start: None,
             header: self.header,
             streams: self.streams.into_iter().map(|handle| Stream { handle }).collect(),
             pools: self.pools,
@@ -448,7 +450,7 @@ impl BlockColumns {
 }
 
 /// Every letter of `events.ops`, for messages.
-const OP_LETTERS: &str = "aAtTfdnumc[]x()>";
+const OP_LETTERS: &str = "aAtTfdnumcs[]x()>";
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -509,6 +511,7 @@ impl EventColumns {
             Op::Access(block) => ('u', Some(*next - i64::from(block.0))),
             Op::Mark(phase) => ('m', Some(phase.0.into())),
             Op::EmptyCache => ('c', None),
+            Op::Settings(settings) => ('s', Some(settings.0.into())),
             Op::PoolEnter(pool) => ('[', Some(pool.0.into())),
             Op::PoolLeave(pool) => (']', Some(pool.0.into())),
             Op::PoolDelete(pool) => ('x', Some(pool.0.into())),
@@ -589,6 +592,7 @@ impl OpReader<'_> {
             b'u' => Op::Access(self.back()?),
             b'm' => Op::Mark(PhaseId(self.id()?)),
             b'c' => Op::EmptyCache,
+            b's' => Op::Settings(SettingsId(self.id()?)),
             b'[' => Op::PoolEnter(PoolId(self.id()?)),
             b']' => Op::PoolLeave(PoolId(self.id()?)),
             b'x' => Op::PoolDelete(PoolId(self.id()?)),

@@ -21,7 +21,9 @@ use super::text::word;
 use super::{
     Block, Direction, Event, InvalidTrace, NativeError, Op, Recording, Role, Trace, validate,
 };
-use crate::units::{BlockId, ModuleId, NameId, PhaseId, PoolId, SiteId, StreamId, TransferId};
+use crate::units::{
+    BlockId, ModuleId, NameId, PhaseId, PoolId, SettingsId, SiteId, StreamId, TransferId,
+};
 
 const TABLES_KEY: &str = "fraglab_trace";
 const UNUSED_KEY: &str = "fraglab_unused_blocks";
@@ -99,6 +101,7 @@ fn describe(op: Op) -> (&'static str, Subject) {
         Op::Access(block) => ("access", Subject::Block(block)),
         Op::Mark(phase) => ("mark", Subject::Object(phase.0)),
         Op::EmptyCache => ("empty_cache", Subject::None),
+        Op::Settings(settings) => ("settings", Subject::Object(settings.0)),
         Op::PoolEnter(pool) => ("pool_enter", Subject::Object(pool.0)),
         Op::PoolLeave(pool) => ("pool_leave", Subject::Object(pool.0)),
         Op::PoolDelete(pool) => ("pool_delete", Subject::Object(pool.0)),
@@ -137,6 +140,7 @@ fn op_of(event: &str, block: Option<u32>, object: Option<u32>) -> Result<Op, Str
         "access" => Op::Access(block()?),
         "mark" => Op::Mark(PhaseId(object()?)),
         "empty_cache" => Op::EmptyCache,
+        "settings" => Op::Settings(SettingsId(object()?)),
         "pool_enter" => Op::PoolEnter(PoolId(object()?)),
         "pool_leave" => Op::PoolLeave(PoolId(object()?)),
         "pool_delete" => Op::PoolDelete(PoolId(object()?)),
@@ -311,6 +315,7 @@ fn object_id(subject: &Subject) -> Option<u32> {
 fn object_name(trace: &Trace, op: Op) -> Option<&str> {
     match op {
         Op::Mark(phase) => Some(&trace.phases[phase.index()]),
+        Op::Settings(settings) => Some(&trace.settings_changes[settings.index()]),
         Op::PoolEnter(pool) | Op::PoolLeave(pool) | Op::PoolDelete(pool) => {
             Some(&trace.pools[pool.index()].name)
         }

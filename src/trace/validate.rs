@@ -100,6 +100,7 @@ fn check_lengths(trace: &Trace) -> Result<(), InvalidTrace> {
         ("blocks", trace.blocks.len()),
         ("streams", trace.streams.len()),
         ("pools", trace.pools.len()),
+        ("settings_changes", trace.settings_changes.len()),
         ("phases", trace.phases.len()),
         ("modules", trace.modules.len()),
         ("transfers", trace.transfers.len()),
@@ -262,6 +263,9 @@ impl<'a> Lives<'a> {
                 in_range("module", module.0, trace.modules.len())
             }
             Op::Transfer(transfer) => in_range("transfer", transfer.0, trace.transfers.len()),
+            Op::Settings(settings) => {
+                in_range("settings", settings.0, trace.settings_changes.len())
+            }
             Op::PoolEnter(pool) | Op::PoolLeave(pool) | Op::PoolDelete(pool) => {
                 in_range("pool", pool.0, trace.pools.len())?;
                 self.pool(event.op)

@@ -44,6 +44,15 @@ impl Env for World {
         self.next_completed()
     }
 
+    fn wait_completed_of(&mut self, wanted: &mut dyn FnMut(Handle) -> bool) -> Option<Handle> {
+        let in_ready = self.ready.iter().position(|&(_, handle)| wanted(handle));
+        if let Some(at) = in_ready {
+            return self.ready.remove(at).map(|(_, handle)| handle);
+        }
+        let at = self.pending.iter().position(|&(_, handle)| wanted(handle))?;
+        Some(self.pending.remove(at).1)
+    }
+
     fn log(&mut self, action: Action) {
         self.log.push(action);
     }

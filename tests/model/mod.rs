@@ -646,6 +646,8 @@ impl Allocator for Model {
                     block: block.id,
                     segment: segment.ordinal,
                     segment_address: segment.address,
+                    segment_bytes: segment.size,
+                    page_bytes: 0,
                     address: block.address,
                     size_bytes: block.size,
                     requested_bytes: if block.state == BlockState::Free {

@@ -187,11 +187,6 @@ impl Caching {
                            replays the trace with ordinary segments";
             return Err(params.value_error(message));
         }
-        if inputs.private_pools {
-            let message = "the trace uses private pools (MemPool or graph capture), \
-                           which are not modelled yet";
-            return Err(params.value_error(message));
-        }
         params.finish()?;
         let fraction_limit = match inputs.device_total_bytes {
             Some(total_bytes) => config.limit_bytes(total_bytes),
@@ -520,6 +515,8 @@ impl Allocator for Caching {
                     block: if block.is_free() { BlockId::NONE } else { block.owner },
                     segment: ordinal,
                     segment_address: segment.address,
+                    segment_bytes: segment.size_bytes,
+                    page_bytes: 0,
                     address: block.address,
                     size_bytes: block.size_bytes,
                     requested_bytes: if block.is_free() { 0 } else { block.requested_bytes },

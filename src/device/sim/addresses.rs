@@ -124,6 +124,25 @@ impl Addresses {
         }
     }
 
+    /// A range that was in use before this policy began: nothing is given out where it lies, now or
+    /// once it is free. Only before the first address is taken.
+    pub fn hold(&mut self, address: u64, size_bytes: u64) {
+        match &mut self.policy {
+            Policy::Ascending { next } => {
+                let end = address.saturating_add(size_bytes);
+                *next = (*next).max(end.next_multiple_of(GRANULARITY_BYTES));
+            }
+            Policy::Descending { last } => *last = (*last).min(address - address % CHUNK_BYTES),
+            Policy::Chunks(chunks) => chunks.stay_below(address),
+            Policy::Recorded(recorded) => recorded.hold(address, size_bytes),
+        }
+    }
+
+    /// A reservation that was there before.
+    pub fn hold_reservation(&mut self, size_bytes: u64) {
+        self.reserved_bytes = self.reserved_bytes.saturating_add(size_bytes);
+    }
+
     /// A range of addresses without memory.
     ///
     /// # Errors
@@ -134,7 +153,8 @@ impl Addresses {
             .checked_next_multiple_of(GRANULARITY_BYTES)
             .and_then(|size| self.next_reservation.checked_add(size))
             .filter(|&end| end <= RESERVATION_TOP);
-        let (Some(end), true) = (end, size_bytes <= RESERVATION_LIMIT_BYTES - self.reserved_bytes)
+        let (Some(end), true) =
+            (end, size_bytes <= RESERVATION_LIMIT_BYTES.saturating_sub(self.reserved_bytes))
         else {
             return Err(DeviceError::OutOfAddresses { requested_bytes });
         };
@@ -182,6 +202,12 @@ impl Chunks {
             largest: MaxTree::default(),
             holes: BTreeMap::new(),
         }
+    }
+
+    /// Makes all chunks below an address.
+    fn stay_below(&mut self, address: u64) {
+        self.top = self.top.min(address - address % CHUNK_BYTES);
+        self.lowest = self.top;
     }
 
     fn take(&mut self, size_bytes: u64) -> Option<u64> {
@@ -251,7 +277,11 @@ impl Chunks {
 
     fn give_back(&mut self, address: u64, size_bytes: u64) {
         let size_bytes = size_bytes.next_multiple_of(alignment(size_bytes));
-        let Some((&chunk_base, &chunk_size)) = self.chunks.range(..=address).next_back() else {
+        let below = self.chunks.range(..=address).next_back();
+        // What was held before this model began lies in no chunk.
+        let Some((&chunk_base, &chunk_size)) =
+            below.filter(|&(&base, &size)| address < base + size)
+        else {
             return;
         };
         let chunk_end = chunk_base + chunk_size;
@@ -364,6 +394,10 @@ struct Recorded {
 }
 
 impl Recorded {
+    fn hold(&mut self, address: u64, size_bytes: u64) {
+        self.live.insert(address, size_bytes);
+    }
+
     fn take(&mut self, size_bytes: u64) -> Option<u64> {
         let next = self.bases.get_mut(&size_bytes).and_then(VecDeque::pop_front);
         // A counterfactual can hold a range longer than the recorded run did; then its base, or one

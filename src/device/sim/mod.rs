@@ -78,6 +78,33 @@ impl Sim {
         }
     }
 
+    /// Takes over a malloc that was there before, beyond any capacity. For the start of a replay.
+    pub fn hold(&mut self, address: u64, size_bytes: u64) {
+        self.units_in_use = self.units_in_use.saturating_add(self.malloc_units(size_bytes));
+        if size_bytes < SHARED_UNIT_LIMIT_BYTES {
+            self.small_bytes += size_bytes;
+        }
+        self.mallocs.insert(address, size_bytes);
+        self.addresses.hold(address, size_bytes);
+    }
+
+    /// Takes over a reservation that was there before.
+    pub fn hold_reservation(&mut self, address: u64, size_bytes: u64) {
+        self.reservations.insert(address, size_bytes);
+        self.addresses.hold_reservation(size_bytes);
+    }
+
+    /// Takes over a page that was mapped before, in a reservation that is held; the handle of its
+    /// memory is gone.
+    pub fn hold_page(&mut self, address: u64, size_bytes: u64) {
+        let units = size_bytes.div_ceil(GRANULARITY_BYTES);
+        self.units_in_use = self.units_in_use.saturating_add(units);
+        let piece = self.next_piece;
+        self.next_piece += 1;
+        self.pieces.insert(piece, Piece { size_bytes, mappings: 1, held: false });
+        self.mappings.insert(address, Mapping { size_bytes, piece });
+    }
+
     /// Physical units that `size_bytes` more would take from a malloc.
     #[inline]
     fn malloc_units(&self, size_bytes: u64) -> u64 {
@@ -96,7 +123,7 @@ impl Sim {
         requested_bytes: u64,
         units: u64,
     ) -> Result<(), DeviceError> {
-        if units > self.capacity_units - self.units_in_use {
+        if units > self.capacity_units.saturating_sub(self.units_in_use) {
             let free_bytes = self.memory_info().free_bytes;
             return Err(DeviceError::OutOfMemory { call, requested_bytes, free_bytes });
         }

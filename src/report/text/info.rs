@@ -361,7 +361,7 @@ mod tests {
                 },
                 settings: Some("max_split_size_mb:128".to_owned()),
                 limit_bytes: Some(60 * GIB),
-                history: History { frees_without_alloc: 1, allocs: 3 },
+                history: History { frees_without_alloc: 1, allocs: 3, ..History::default() },
                 ..Header::default()
             },
             phases: ["step0.forward", "step0.backward", "step1.forward", "save"]

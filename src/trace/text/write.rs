@@ -185,6 +185,9 @@ impl<'a> TextWriter<'a> {
             Op::Access(block) => format!("access {}", self.name(block)),
             Op::Mark(phase) => format!("mark {}", show_word(&trace.phases[phase.index()])),
             Op::EmptyCache => "empty_cache".to_owned(),
+            Op::Settings(settings) => {
+                format!("settings {}", trace.settings_changes[settings.index()])
+            }
             Op::PoolEnter(pool) => self.pool_enter(pool),
             Op::PoolLeave(pool) => {
                 format!("pool leave {}", show_word(&self.pool_names[pool.index()]))
