@@ -125,7 +125,7 @@ fn header(seed: u64, text: bool) -> Header {
         history: if text {
             History::default()
         } else {
-            History { frees_without_alloc: 3, allocs: 9 }
+            History { frees_without_alloc: 3, allocs: 9, ..History::default() }
         },
         start_unix_ns: some(20).then_some(1_795_965_079_291_717_000),
     }
