@@ -52,8 +52,8 @@ pub(crate) enum Mutation {
     ExpandableAgesIgnored,
     /// No pool helps out (3.3 step 6).
     NoOverflow,
-    /// Memory from an overflow pool is cut by the rule of expandable segments (3.3 step 6).
-    OverflowCutFine,
+    /// A pool that helps out gives expandable blocks too (3.3 step 6).
+    OverflowGivesExpandable,
     /// Targeted release stops at an expandable block (3.3 step 7).
     TargetedReleaseStops,
     /// The flush works while a pool is entered (6.3).
@@ -88,7 +88,7 @@ impl Mutation {
         Mutation::ExpandableNotSkipped,
         Mutation::ExpandableAgesIgnored,
         Mutation::NoOverflow,
-        Mutation::OverflowCutFine,
+        Mutation::OverflowGivesExpandable,
         Mutation::TargetedReleaseStops,
         Mutation::FlushInPools,
         Mutation::CompletionsInPools,
@@ -848,11 +848,11 @@ impl Model {
         if want.pool.owner.is_none() && !self.is_mutated(Mutation::NoOverflow) {
             for owner in self.overflow.clone() {
                 let pool = Pool { owner: Some(owner), ..want.pool };
-                let mut other = Want { pool, expandable: false, ..want };
+                let gives_expandable = self.is_mutated(Mutation::OverflowGivesExpandable);
+                let expandable = want.expandable && gives_expandable;
+                let other = Want { pool, expandable, ..want };
                 if let Some(place) = self.search(other) {
                     self.met.overflows += 1;
-                    other.expandable =
-                        want.expandable && self.is_mutated(Mutation::OverflowCutFine);
                     return Some((place, other));
                 }
             }
