@@ -4,6 +4,7 @@ use fraglab::alloc::BuildInputs;
 use fraglab::alloc::caching::Caching;
 use fraglab::alloc::spec::{AllocSpec, Params};
 
+use crate::caching_faults::survive_every_fault;
 use crate::caching_property::{Case, compare_random_programs};
 use crate::golden::{self, Vector, run_vectors};
 
@@ -49,4 +50,9 @@ fn caching_reproduces_the_vectors() {
 #[test]
 fn caching_does_what_the_model_does() {
     compare_random_programs(build_for_case);
+}
+
+#[test]
+fn caching_survives_a_failure_of_any_device_call() {
+    survive_every_fault(build_for_case);
 }

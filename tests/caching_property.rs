@@ -141,9 +141,10 @@ impl Case {
     /// A case with few operations, few device calls and no refusals but for want of memory.
     pub(crate) fn small(random: &mut Random) -> Case {
         let mut case = Case::new(random);
-        let capacity_bytes = random.range(60..=400) * MIB;
-        case.device =
-            TestDevice::new(capacity_bytes, random.pick(&[Bases::Ascending, Bases::LowestFree]));
+        // No more than reported, so that a reservation holds whatever the device does.
+        let capacity_bytes = case.device_total_bytes.min(random.range(60..=400) * MIB);
+        let bases = random.pick(&[Bases::Ascending, Bases::LowestFree]);
+        case.device = TestDevice::new(capacity_bytes, bases);
         case.operations = random.range(20..=60);
         case
     }
@@ -514,10 +515,9 @@ impl Program<'_> {
         Request { block: BlockId(self.blocks_made - 1), size_bytes, stream }
     }
 
-    /// What is left to do so that all memory can go back: leave, free and delete everything.
-    pub(crate) fn ending(&self, live: &[BlockId]) -> Vec<Op> {
+    /// What is left to do once all blocks are free, so that all memory goes back.
+    pub(crate) fn ending(&self) -> Vec<Op> {
         let mut ops: Vec<Op> = self.entered.iter().rev().copied().map(Op::PoolLeave).collect();
-        ops.extend(live.iter().copied().map(Op::Free));
         let pools = (0..self.pools.len() as u32).map(PoolId);
         let in_use = pools.filter(|pool| self.pools[pool.index()] == PoolState::InUse);
         ops.extend(in_use.map(Op::PoolDelete));
@@ -627,7 +627,8 @@ fn run_case<A: Allocator>(
         }
     }
     coverage.add_run(&model);
-    for op in program.ending(&model.live()) {
+    let frees = model.live().into_iter().map(Op::Free);
+    for op in frees.chain(program.ending()) {
         let (expected, seen) = (apply(&mut model, op), apply(&mut tested, op));
         if seen != expected {
             let what = format!("{op:?}\nexpected {expected:#?}\nthe allocator {seen:#?}");

@@ -142,6 +142,13 @@ impl TestDevice {
         ranges
     }
 
+    /// Physical memory that was created and is mapped nowhere.
+    pub(crate) fn unmapped_bytes(&self) -> u64 {
+        let mapped = |piece| self.mappings.values().any(|&(_, other)| other == piece);
+        let unmapped = self.pieces.iter().filter(|&(&piece, _)| !mapped(piece));
+        unmapped.map(|(_, piece)| piece.size_bytes).sum()
+    }
+
     /// Counts a call and refuses it if it is one of those to refuse.
     fn count(&mut self, call: DeviceCall, requested_bytes: u64) -> Result<(), DeviceError> {
         self.calls[call as usize] += 1;

@@ -132,6 +132,11 @@ impl<A: Allocator> Driver<A> {
         self.world.pending.iter().map(|&(block, _)| block).collect()
     }
 
+    /// All deferred blocks that the allocator has not taken back.
+    pub(crate) fn waiting(&self) -> Vec<BlockId> {
+        self.world.pending.iter().chain(&self.world.ready).map(|&(block, _)| block).collect()
+    }
+
     pub(crate) fn device(&self) -> &TestDevice {
         &self.world.device
     }
