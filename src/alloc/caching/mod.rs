@@ -24,8 +24,10 @@ mod config;
 mod free_set;
 mod ladder;
 mod stats;
+mod version;
 
 pub use config::{Config, ConfigError};
+pub use version::{ParseVersionError, TorchVersion};
 
 use super::spec::{Params, SpecError};
 use super::{
