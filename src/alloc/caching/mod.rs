@@ -349,6 +349,11 @@ impl Caching {
         self.config = config;
     }
 
+    /// Whether free blocks are collected by age: there is a limit and a threshold (spec 3.5).
+    pub fn collects_garbage(&self) -> bool {
+        self.collects_garbage
+    }
+
     /// Number of free sets that a pool has, one a stream and kind.
     fn sets_per_pool(&self) -> u32 {
         self.streams.len() as u32 * 2
