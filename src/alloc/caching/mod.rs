@@ -340,6 +340,18 @@ impl Caching {
         Ok(caching)
     }
 
+    /// [`Self::build`] with expandable segments, whatever the settings string says.
+    ///
+    /// # Errors
+    /// As [`Self::build`].
+    pub fn build_expandable(
+        mut params: Params,
+        inputs: &BuildInputs,
+    ) -> Result<Caching, SpecError> {
+        params.preset("expandable_segments", "True");
+        Caching::build(params, inputs)
+    }
+
     /// Lets a configuration hold from here on.
     fn configure(&mut self, config: Config) {
         self.collects_garbage =
