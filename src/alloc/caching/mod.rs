@@ -24,9 +24,11 @@ mod config;
 mod free_set;
 mod ladder;
 mod stats;
+mod traps;
 mod version;
 
-pub use config::{Config, ConfigError};
+pub use config::{Config, ConfigError, GivenOption};
+pub use traps::{Circumstances, Lint, SettingsVariable, Trap, lint};
 pub use version::{ParseVersionError, TorchVersion};
 
 use super::spec::{Params, SpecError};
