@@ -31,9 +31,11 @@ mod ladder;
 mod pools;
 mod start;
 mod stats;
+mod traps;
 mod version;
 
-pub use config::{Config, ConfigError};
+pub use config::{Config, ConfigError, GivenOption};
+pub use traps::{Circumstances, Lint, SettingsVariable, Trap, lint};
 pub use version::{ParseVersionError, TorchVersion};
 
 use super::spec::{Params, SpecError};
