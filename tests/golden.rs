@@ -359,7 +359,7 @@ pub(crate) fn run_vectors<A: Allocator>(build: impl Fn(&Vector) -> A) {
     }
     let names: Vec<&str> = vectors.iter().map(|vector| vector.name).collect();
     let expected = "V1 V2 V3 V4 V4a V4b V5 V6 V6b V7 V9 V10 V11 V12 V14 V15 V16 V18 V20 V21 V22 \
-                    H1 H2 H3 H4 H5";
+                    H1 H2 H3 H4 H5 H6 H7 H8 H9 H10";
     assert_eq!(names.join(" "), expected, "vectors that ran");
 }
 
