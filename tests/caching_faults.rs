@@ -8,6 +8,7 @@ use fraglab::device::DeviceCall;
 use fraglab::units::{BlockId, MIB, StreamId};
 
 use crate::caching_property::{Case, Op, Program, apply};
+use crate::model::Mutation;
 use crate::model::device::TestDevice;
 use crate::model::driver::Driver;
 use crate::model::random::Random;
@@ -224,38 +225,79 @@ fn joined(ranges: impl Iterator<Item = (u64, u64)>) -> Vec<(u64, u64)> {
     joined
 }
 
+/// How many programs ran that have each of these, and how many faults hit each kind of call.
+#[derive(Debug, Default)]
+struct Coverage {
+    limits: u64,
+    split_limits: u64,
+    pools: u64,
+    deferrals: u64,
+    settings: u64,
+    faults: [u64; DeviceCall::ALL.len()],
+}
+
+impl Coverage {
+    fn add(&mut self, program: &SmallProgram) {
+        let has = |wanted: fn(&Op) -> bool| u64::from(program.ops.iter().any(wanted));
+        let settings = program.case.settings();
+        self.limits += u64::from(settings.limit.is_some());
+        self.split_limits += u64::from(settings.max_split_size != u64::MAX);
+        self.pools += has(|op| matches!(op, Op::PoolEnter(_)));
+        self.deferrals += has(|op| matches!(op, Op::Defer(_)));
+        self.settings += has(|op| matches!(op, Op::Settings(_)));
+    }
+}
+
 /// Runs small programs on the allocator that `build` makes, each once without a fault and then once
 /// with every device call failing that it made.
-pub(crate) fn survive_every_fault<A: Allocator>(build: impl Fn(&Case) -> A) {
-    let mut injected = [0; DeviceCall::ALL.len()];
+///
+/// # Errors
+/// The first thing that is not as it must be.
+fn run_with_faults<A: Allocator>(build: impl Fn(&Case) -> A) -> Result<Coverage, String> {
+    let mut coverage = Coverage::default();
     for seed in 0..PROGRAMS {
         let Some(program) = SmallProgram::new(seed) else { continue };
-        let told = |fault: &dyn std::fmt::Debug, what: String| -> ! {
-            panic!("seed {seed}, fault {fault:?}: {what}\n{:#?}\n{:#?}", program.case, program.ops)
+        let SmallProgram { case, ops, .. } = &program;
+        let told = |what| format!("seed {seed}, no fault: {what}\n{case:#?}\n{ops:#?}");
+        let Some(clean) = program.run(&build, case.device.clone(), None).map_err(told)? else {
+            continue;
         };
-        let clean = match program.run(&build, program.case.device.clone(), None) {
-            Ok(Some(clean)) => clean,
-            Ok(None) => continue,
-            Err(what) => told(&"none", what),
-        };
+        coverage.add(&program);
         for call in DeviceCall::ALL {
             for number in 1..=clean.device().calls(call) {
-                let device = program.case.device.clone().failing(call, number);
-                if let Err(what) = program.run(&build, device, Some(call)) {
-                    told(&(call, number), what);
-                }
-                injected[call as usize] += 1;
+                let device = case.device.clone().failing(call, number);
+                program.run(&build, device, Some(call)).map_err(|what| {
+                    let name = call.name();
+                    format!("seed {seed}, {name} {number} fails: {what}\n{case:#?}\n{ops:#?}")
+                })?;
+                coverage.faults[call as usize] += 1;
             }
         }
     }
-    println!("faults by kind of call: {injected:?}");
-    for call in DeviceCall::ALL {
-        let count: u64 = injected[call as usize];
-        assert!(count >= PROGRAMS, "{count} faults in {}: too few programs reach it", call.name());
-    }
+    Ok(coverage)
+}
+
+/// Fails the test unless the allocator that `build` makes survives a failure of every device call.
+pub(crate) fn survive_every_fault<A: Allocator>(build: impl Fn(&Case) -> A) {
+    let coverage = run_with_faults(build).unwrap_or_else(|what| panic!("{what}"));
+    println!("{coverage:?}");
+    let Coverage { limits, split_limits, pools, deferrals, settings, faults } = coverage;
+    let least = PROGRAMS / 20;
+    let programs = [limits, split_limits, pools, deferrals, settings];
+    assert!(programs.iter().all(|&count| count > least), "{programs:?}");
+    assert!(faults.iter().all(|&count| count > PROGRAMS), "{faults:?}");
 }
 
 #[test]
 fn the_model_survives_a_failure_of_any_device_call() {
     survive_every_fault(Case::model);
+}
+
+/// Checks that cannot fail prove nothing.
+#[test]
+fn a_fault_that_is_not_undone_is_found() {
+    for mutation in Mutation::FAULTS {
+        let found = run_with_faults(|case: &Case| case.model().mutated(mutation)).is_err();
+        assert!(found, "{mutation:?} was not seen");
+    }
 }

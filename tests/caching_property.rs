@@ -218,6 +218,11 @@ impl Case {
         &self.inputs.pools
     }
 
+    /// The options at the start, and the limit.
+    pub(crate) fn settings(&self) -> &Settings {
+        &self.inputs.settings
+    }
+
     pub(crate) fn research_after_flush(&self) -> bool {
         self.inputs.research_after_flush
     }
@@ -788,7 +793,7 @@ fn a_changed_rule_is_found() {
             Model::new(inputs)
         });
     }
-    for mutation in Mutation::ALL {
+    for mutation in Mutation::RULES {
         assert_found(&format!("{mutation:?}"), |case| case.model().mutated(mutation));
     }
 }

@@ -80,10 +80,17 @@ pub(crate) enum Mutation {
     NothingReset,
     /// No second search after the flush, though it is asked for.
     NoResearch,
+    /// Pages of a map that failed are not given back (5.3).
+    FailedMapLeaks,
+    /// A segment that the device does not take back is forgotten.
+    RefusedFreeForgotten,
+    /// Pages that the device does not unmap count as unmapped.
+    RefusedUnmapForgotten,
 }
 
 impl Mutation {
-    pub(crate) const ALL: [Mutation; 18] = [
+    /// Those that show on a device that takes everything back.
+    pub(crate) const RULES: [Mutation; 19] = [
         Mutation::TailIgnored,
         Mutation::ExpandableNotSkipped,
         Mutation::ExpandableAgesIgnored,
@@ -102,7 +109,11 @@ impl Mutation {
         Mutation::PageOfFirstSettings,
         Mutation::NothingReset,
         Mutation::NoResearch,
+        Mutation::FailedMapLeaks,
     ];
+    /// Those that show where a device call fails.
+    pub(crate) const FAULTS: [Mutation; 3] =
+        [Mutation::FailedMapLeaks, Mutation::RefusedFreeForgotten, Mutation::RefusedUnmapForgotten];
 }
 
 /// How often the rare rules came to pass.
@@ -654,6 +665,9 @@ impl Model {
         if mapped > 0 {
             device.unmap(start, mapped).expect("just mapped");
         }
+        if self.is_mutated(Mutation::FailedMapLeaks) {
+            return None;
+        }
         for (_, handle) in pages {
             // A handle that the device does not take is lost, and the memory with it.
             let _ = device.release(handle);
@@ -674,7 +688,9 @@ impl Model {
             return;
         }
         // A device that does not unmap leaves everything as it is.
-        if env.device().unmap(first, end - first).is_err() {
+        if env.device().unmap(first, end - first).is_err()
+            && !self.is_mutated(Mutation::RefusedUnmapForgotten)
+        {
             return;
         }
         let segment = &mut self.segments[place.segment];
@@ -741,7 +757,7 @@ impl Model {
         let at = self.place_of_segment(ordinal);
         assert_eq!(self.segments[at].blocks.len(), 1, "a split block is never released");
         let Segment { address, size, pool, .. } = self.segments[at];
-        if env.device().free(address).is_err() {
+        if env.device().free(address).is_err() && !self.is_mutated(Mutation::RefusedFreeForgotten) {
             return false;
         }
         self.log_segment(env, ActionKind::SegmentFree, at, address, size);
