@@ -765,6 +765,8 @@ fn check_coverage(coverage: &Coverage) {
         ("blocks found after a flush", met("research_hits"), 50),
         ("failures of the real allocator", coverage.failures, 1),
     ] {
+        // Small samples may miss what is rare.
+        let least = if cfg!(debug_assertions) { least / 4 } else { least };
         let enough = count >= least * coverage.operations / 1_000_000;
         assert!(enough, "{name}: {count}, at least {least} in a million expected: {coverage:?}");
     }
