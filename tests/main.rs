@@ -1,6 +1,7 @@
 //! All integration tests, in one binary so that linking is paid for once.
 
 mod caching;
+mod caching_faults;
 mod caching_property;
 mod cases;
 mod cli;
