@@ -1129,7 +1129,7 @@ impl Allocator for Model {
         if self.is_mutated(Mutation::DeletionReleasesNothing) {
             return;
         }
-        for kind in [Kind::Large, Kind::Small] {
+        for kind in [Kind::Small, Kind::Large] {
             self.release_pool(env, Pool { owner: Some(pool), kind });
         }
     }
