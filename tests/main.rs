@@ -7,6 +7,7 @@ mod cases;
 mod cli;
 mod common;
 mod conformance;
+mod cuts;
 mod golden;
 mod import;
 mod model;

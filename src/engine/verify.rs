@@ -28,7 +28,7 @@ use serde::Serialize;
 
 use crate::alloc::caching::{Caching, TorchVersion};
 use crate::alloc::spec::{AllocSpec, Params, SpecError};
-use crate::alloc::{Action, ActionKind, Allocator, BuildInputs, Env, Handle, Request};
+use crate::alloc::{Action, ActionKind, Allocator, BuildInputs, Env, Handle, LayoutBlock, Request};
 use crate::device::sim::UNLIMITED_TOTAL_BYTES;
 use crate::device::{Device, DeviceCall, DeviceError, MemoryInfo, PhysicalHandle};
 use crate::trace::{
@@ -82,6 +82,9 @@ pub struct VerifyResult {
     pub not_compared: Vec<String>,
     /// What no allocator can know and was therefore taken from the recording.
     pub taken_from_recording: Vec<String>,
+    /// The blocks of the simulated allocator after the last entry compared, in address order.
+    #[serde(skip)]
+    pub layout: Vec<LayoutBlock>,
 }
 
 /// A recording cannot be verified.
@@ -390,7 +393,9 @@ impl<'a> Driver<'a> {
                 "completion times of deferred frees".to_owned(),
                 "refusals by the physical device".to_owned(),
             ],
+            layout: Vec::new(),
         };
+        self.state.caching.layout(&mut |block| result.layout.push(block));
         match truth {
             Some(truth) if result.first_difference.is_none() => {
                 self.compare_statistics(truth, &mut result);

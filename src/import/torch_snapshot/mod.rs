@@ -113,6 +113,18 @@ pub struct RawBlock {
     pub(super) stack: u32,
 }
 
+impl RawBlock {
+    /// A block without a stack.
+    pub fn new(
+        address: u64,
+        size_bytes: u64,
+        requested_bytes: u64,
+        state: RawBlockState,
+    ) -> RawBlock {
+        RawBlock { address, size_bytes, requested_bytes, state, ..RawBlock::default() }
+    }
+}
+
 impl Default for RawBlock {
     fn default() -> Self {
         RawBlock {

@@ -110,6 +110,7 @@ mod tests {
             compared: vec!["segments".to_owned(), "offsets".to_owned()],
             not_compared: vec!["peaks (reset while recording)".to_owned()],
             taken_from_recording: vec!["base addresses".to_owned()],
+            layout: Vec::new(),
         }
     }
 
