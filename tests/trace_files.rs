@@ -4,6 +4,7 @@
 use std::io::{Read, Write};
 use std::path::Path;
 
+use fraglab::report::text::FileFacts;
 use fraglab::trace::{
     BLOCK_BYTES_MAX, Compression, Event, History, Input, InvalidTrace, NativeError, Op, OutputFile,
     Pool, PoolKind, Recording, Role, SourceKind, StartBlock, StartLayout, StartSegment, StartState,
@@ -163,6 +164,10 @@ fn without_lines(mut trace: Trace) -> Trace {
     trace
 }
 
+/// Pieces of a text trace in no order.
+const GARBAGE: &str = "([a-z_#\"@ 0-9\n]{0,6}|alloc a 1|free a|end|repeat 2|settings a b|\
+                       pool (enter|leave|delete) p|\n){0,30}";
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
@@ -198,7 +203,7 @@ proptest! {
     }
 
     #[test]
-    fn garbage_is_no_text_and_no_panic(text in "([a-z_#\"@ 0-9\n]{0,6}|alloc a 1|free a|end|repeat 2|\n){0,30}") {
+    fn garbage_is_no_text_and_no_panic(text in GARBAGE) {
         if let Err(error) = read_text(&text) {
             prop_assert!(error.line >= 1 && error.column >= 1);
             prop_assert_eq!(text.lines().nth(error.line as usize - 1), Some(error.source_line.as_str()));
@@ -578,9 +583,10 @@ fn damaged_native_files_never_panic() {
     let mut runner = proptest::test_runner::TestRunner::deterministic();
     let mut random = Random(1);
     let mut still_valid = 0;
-    for _ in 0..8 {
-        let tree = any_traces().new_tree(&mut runner).expect("generates");
-        let plain = native_bytes(&tree.current());
+    let mut generate = || any_traces().new_tree(&mut runner).expect("generates").current();
+    let traces: Vec<Trace> = (0..8).map(|_| generate()).chain([late_trace()]).collect();
+    for trace in &traces {
+        let plain = native_bytes(trace);
         for (packed, rounds) in [(plain.clone(), 500), (gzip(&plain), 250), (zst(&plain), 250)] {
             for _ in 0..rounds {
                 let bytes = damage(&packed, &mut random);
@@ -1132,10 +1138,16 @@ fn late_trace() -> Trace {
 fn a_start_stands_in_columns() {
     let bytes = native_bytes(&late_trace());
     let text = String::from_utf8(bytes).expect("UTF-8");
-    let expected = r#""start":{"segments":{"address":[65536,2097152],"size_bytes":[1049088,2048],"stream":[0,1],"pool":[null,0],"large":"ls","reservation":[null,2031616],"blocks":[2,2]},"blocks":{"size_bytes":[512,1048576,1024,1024],"block":[null,0,2,1],"state":".lld","guessed":"...g"}}"#;
+    let expected: String = r#"
+        "start":{"segments":{"address":[65536,2097152],"size_bytes":[1049088,2048],"stream":[0,1],
+        "pool":[null,0],"large":"ls","reservation":[null,2031616],"blocks":[2,2]},
+        "blocks":{"size_bytes":[512,1048576,1024,1024],"block":[null,0,2,1],"state":".lld",
+        "guessed":"...g"}}"#
+        .split_whitespace()
+        .collect();
     assert!(text.lines().any(|line| line.trim_end_matches(',') == expected), "{text}");
     let readme: String = include_str!("../traces/README.md").split_whitespace().collect();
-    assert!(readme.contains(expected), "traces/README.md lost the example");
+    assert!(readme.contains(&expected), "traces/README.md lost the example");
     assert_eq!(read_native(text.as_bytes()).expect("reads"), late_trace());
     // Nothing there at the start is not the same as nothing known of it.
     let empty = Trace { start: Some(StartLayout::default()), ..Trace::default() };
@@ -1352,6 +1364,27 @@ fn statistics_count_what_was_there() {
     let s = stats(&trace);
     assert_eq!((s.requested_bytes_peak, s.requested_peak_event), (MIB + 1024, None));
     assert_eq!((s.requested_bytes_final, s.settings_changes), (1024, 1));
+}
+
+#[test]
+fn info_tells_what_was_there_as_json() {
+    let mut trace = late_trace();
+    trace.settings_changes.push("x:1".to_owned());
+    let facts = FileFacts::new("late.json".to_owned(), None, &trace, Vec::new());
+    let json = serde_json::to_value(&facts).expect("serialises");
+    assert_eq!(json["stats"]["at_start"]["segments"], 2);
+    assert_eq!(json["stats"]["at_start"]["deferred_bytes"], 700);
+    assert_eq!(json["stats"]["settings_changes"], 0);
+    assert_eq!(json["settings_changes"], serde_json::json!(["x:1"]));
+    let pool = serde_json::json!(
+        {"name": "p", "kind": "mem_pool", "no_split": true, "use_on_oom": false}
+    );
+    assert_eq!(json["pools"], serde_json::json!([pool]));
+    trace.start = None;
+    trace.recording = None;
+    let facts = FileFacts::new("whole.json".to_owned(), None, &trace, Vec::new());
+    let json = serde_json::to_value(&facts).expect("serialises");
+    assert_eq!(json["stats"]["at_start"], serde_json::Value::Null);
 }
 
 #[test]
