@@ -12,7 +12,9 @@
 //! Not checked, because nothing relies on it: that modules nest, and that every block is asked for
 //! (a trace cut short keeps its tables). Pools may still be entered when a trace ends.
 
-use super::{Event, FaultWhen, Op, RecordedKind, Recording, Trace, Transfer};
+use super::{
+    Event, FaultWhen, Op, RecordedKind, Recording, StartLayout, StartState, Trace, Transfer,
+};
 use crate::units::{BlockId, PoolId};
 
 /// Largest size of a block in bytes: rounding up by any allocator stays within 64 bits.
@@ -66,6 +68,9 @@ pub fn validate(trace: &Trace) -> Result<(), InvalidTrace> {
         check_actions(trace, recording)?;
     }
     let mut lives = Lives::new(trace);
+    if let Some(start) = &trace.start {
+        lives.begin(start)?;
+    }
     let mut actions = trace.recording.as_ref().map_or(&[][..], |r| &r.actions).iter().enumerate();
     let mut next_action = actions.next();
     let mut time_ns = 0;
@@ -244,6 +249,21 @@ impl<'a> Lives<'a> {
     fn new(trace: &'a Trace) -> Self {
         let lives = vec![Life::New; trace.blocks.len()];
         Lives { trace, lives, live_bytes: 0, entered: Vec::new() }
+    }
+
+    /// What the layout at the start leaves in use.
+    fn begin(&mut self, start: &StartLayout) -> Result<(), InvalidTrace> {
+        for (index, block) in start.blocks.iter().enumerate() {
+            let life = match block.state {
+                StartState::Live => Life::Live,
+                StartState::Deferred => Life::Deferred,
+                StartState::Free => continue,
+            };
+            let at = |message| table("start.blocks", index, message);
+            self.born(block.block, Life::Live).map_err(at)?;
+            self.lives[block.block.index()] = life;
+        }
+        Ok(())
     }
 
     fn apply(&mut self, event: &Event) -> Result<(), String> {
