@@ -113,6 +113,13 @@ pub struct RawBlock {
     pub(super) stack: u32,
 }
 
+impl RawBlock {
+    /// Whether its memory cannot be handed out: in the program's hands, or waiting for a stream.
+    pub(super) fn in_use(&self) -> bool {
+        self.state != RawBlockState::Inactive
+    }
+}
+
 impl Default for RawBlock {
     fn default() -> Self {
         RawBlock {
