@@ -301,6 +301,42 @@ fn late_recordings_lead_to_their_final_blocks() {
     }
 }
 
+/// The final list tells where a block was asked for, the history of a cut does not.
+#[test]
+fn blocks_that_outlive_a_late_history_keep_their_stacks() {
+    let Some(dir) = shared_dir() else { return };
+    let mut raw = raw_recording(&dir, "tiny.stacks");
+    let stacks_at_end = |trace: &Trace| {
+        let addresses = &trace.recording.as_ref().unwrap().block_addresses;
+        let freed = ops(trace).into_iter().filter_map(|op| match op {
+            Op::Free(block) | Op::Done(block) => Some(block.index()),
+            _ => None,
+        });
+        let freed: Vec<usize> = freed.collect();
+        let kept = (0..trace.blocks.len()).filter(|block| !freed.contains(block));
+        let mut stacks: Vec<(u64, Vec<String>)> = kept
+            .map(|block| {
+                // Autograd's own thread has no Python stack.
+                let stack = trace.sites.stacks.get(trace.blocks[block].site.index());
+                let frames =
+                    stack.into_iter().flatten().map(|frame| &trace.sites.frames[frame.index()]);
+                let frames = frames.map(|f| format!("{} {} {}", f.name, f.filename, f.line));
+                (addresses[block], frames.collect())
+            })
+            .collect();
+        stacks.sort();
+        stacks
+    };
+    let known = KnownMemory::default();
+    let whole = trace_from_snapshot(&raw, None, known).unwrap().0;
+    raw.devices[0].drain(..3000);
+    let late = trace_from_snapshot(&raw, None, known).unwrap().0;
+    let kept = stacks_at_end(&late);
+    assert_eq!(kept, stacks_at_end(&whole));
+    let depths: Vec<usize> = kept.iter().map(|(_, stack)| stack.len()).collect();
+    assert_eq!(depths, [18, 0], "as CPython reads them");
+}
+
 /// The pool that each alloc goes to, by name; those that are gone are not told apart.
 fn pools_of_allocs(trace: &Trace) -> Vec<Option<String>> {
     let mut entered = Vec::new();

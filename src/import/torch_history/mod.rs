@@ -160,9 +160,10 @@ impl Past {
     ) -> Result<(), Contradiction> {
         let sizes = Sizes::new(snapshot.settings.as_ref());
         let reservations = Reservations::new(device_total_bytes, sizes.large_page_bytes);
-        let blocks = match start::has_block_lists(snapshot, device) {
-            true => start::blocks_in_use(snapshot, device),
-            false => Err(Contradiction),
+        let blocks = if start::has_block_lists(snapshot, device) {
+            start::blocks_in_use(snapshot, device)
+        } else {
+            Err(Contradiction)
         };
         let kind_of = |from, to| start::kind_of_run(blocks.as_ref().ok()?, &sizes, from, to);
         self.units = Units::of_history(snapshot, device, reservations, kind_of)?;
