@@ -106,7 +106,7 @@ fn every_recording_is_reproduced_from_a_cut_on() {
         .collect();
     paths.sort();
     let outcomes: Vec<Outcome> = paths.par_iter().flat_map_iter(|path| outcomes_of(path)).collect();
-    assert_eq!(outcomes.len(), 3 * 58);
+    assert_eq!(outcomes.len(), 3 * 60);
     let mut inexact = 0;
     for Outcome { name, percent, result } in &outcomes {
         let what = format!("{name} from {percent} % on: {:?}", result.first_difference);

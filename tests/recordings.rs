@@ -11,21 +11,13 @@ use rayon::prelude::*;
 
 use crate::common::shared_dir;
 
-/// Recordings whose features come later: growing segments, private pools, histories that begin
-/// late.
-fn is_plain(name: &str) -> bool {
-    let later = ["expandable", "graph-train", "mempool", ".late.", ".overflow."];
-    name.ends_with(".pickle.gz") && !later.iter().any(|part| name.contains(part))
-}
-
-fn plain_recordings(dir: &Path) -> Vec<PathBuf> {
+fn all_recordings(dir: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(dir).expect("the folder can be read");
     let paths = entries.map(|entry| entry.expect("an entry").path());
-    let mut plain: Vec<PathBuf> = paths
-        .filter(|path| path.file_name().is_some_and(|n| is_plain(&n.to_string_lossy())))
-        .collect();
-    plain.sort();
-    plain
+    let mut recordings: Vec<PathBuf> =
+        paths.filter(|path| path.to_string_lossy().ends_with(".pickle.gz")).collect();
+    recordings.sort();
+    recordings
 }
 
 fn trace_of(path: &Path) -> Trace {
@@ -34,33 +26,29 @@ fn trace_of(path: &Path) -> Trace {
 }
 
 #[test]
-fn every_plain_recording_is_reproduced_exactly() {
+fn every_recording_is_reproduced_exactly() {
     let Some(dir) = shared_dir() else { return };
-    let paths = plain_recordings(&dir);
-    assert_eq!(paths.len(), 42, "recordings without expandable segments, pools and late starts");
-    let outcomes: Vec<String> = paths
-        .par_iter()
-        .map(|path| {
-            let trace = trace_of(path);
-            let result =
-                verify(&trace).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-            assert!(result.exact, "{}: {:?}", result.file, result.first_difference);
-            let truth = trace.recording.as_ref().and_then(|recording| recording.truth.as_ref());
-            let left_out = truth.map_or(0, |truth| {
-                let peaks = truth.stats.keys().filter(|name| name.ends_with(".peak")).count();
-                // An empty_cache that releases nothing leaves no entry, so this one may differ.
-                (if truth.peak_stats_reset { peaks } else { 0 }) + 1
-            });
-            let expected = truth.map_or(0, |truth| truth.stats.len());
-            assert!(
-                result.statistics as usize + left_out >= expected,
-                "{}: {result:?}",
-                result.file
-            );
-            format!("{} {}", result.file, result.segment_events)
-        })
-        .collect();
-    assert_eq!(outcomes.len(), 42);
+    let paths = all_recordings(&dir);
+    assert_eq!(paths.len(), 60);
+    paths.par_iter().for_each(|path| {
+        let trace = trace_of(path);
+        let result = verify(&trace).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        assert!(result.exact, "{}: {:?}", result.file, result.first_difference);
+        let truth = trace.recording.as_ref().and_then(|recording| recording.truth.as_ref());
+        let left_out = truth.map_or(0, |truth| {
+            // A history that begins late has not seen what counts from the beginning.
+            let late = trace.start.is_some();
+            let unseen = truth.stats.keys().filter(|name| late && !name.ends_with(".current"));
+            let peaks = truth.stats.keys().filter(|name| name.ends_with(".peak"));
+            let reset = if truth.peak_stats_reset { peaks.count() } else { 0 };
+            // An empty_cache that releases nothing leaves no entry, so one count may differ.
+            unseen.count() + reset + 1
+        });
+        let expected = truth.map_or(0, |truth| truth.stats.len());
+        let compared = result.statistics as usize;
+        assert!(compared + left_out >= expected, "{}: {result:?}", result.file);
+        assert!(expected == 0 || compared >= 40, "{}: {compared} statistics", result.file);
+    });
 }
 
 /// A comparison that finds nothing wrong proves nothing unless it finds what is.
@@ -100,27 +88,76 @@ fn a_changed_recording_is_found() {
     assert!(difference.expected.starts_with("active.all.peak"), "{difference:?}");
 }
 
+fn reserved_peak(trace: &Trace, settings: Option<&str>) -> u64 {
+    let options = RunOptions {
+        settings: settings.map(str::to_owned),
+        ..RunOptions::new(CostProfile::shipped("h200").expect("ships"))
+    };
+    let spec: AllocSpec = "caching".parse().expect("a name");
+    let observed = run(trace, &spec, &options, Observe::default()).expect("runs");
+    observed.result.peaks.reserved_bytes_peak
+}
+
+fn recorded_reserved_peak(trace: &Trace) -> Option<u64> {
+    let truth = trace.recording.as_ref().and_then(|recording| recording.truth.as_ref())?;
+    Some(truth.stats["reserved_bytes.all.peak"] as u64)
+}
+
+fn error_of(found: u64, expected: u64) -> f64 {
+    found.abs_diff(expected) as f64 / expected as f64
+}
+
 /// The claim of README.md: without any address from the recording a run reserves what the real
-/// allocator reported, to the byte, on 35 of the 38 plain recordings that have a truth file. The
-/// others hang on addresses, or filled the card.
+/// allocator reported, to the byte, on all but a few recordings, which hang on addresses or filled
+/// the card.
 #[test]
 fn a_run_reserves_what_the_recorded_allocator_reserved() {
     let Some(dir) = shared_dir() else { return };
-    let outcomes: Vec<f64> = plain_recordings(&dir)
-        .par_iter()
+    let errors: Vec<(f64, PathBuf)> = all_recordings(&dir)
+        .into_par_iter()
         .filter_map(|path| {
-            let trace = trace_of(path);
-            let truth = trace.recording.as_ref().and_then(|recording| recording.truth.as_ref())?;
-            let recorded = truth.stats["reserved_bytes.all.peak"];
-            let options = RunOptions::new(CostProfile::shipped("h200").expect("ships"));
-            let spec: AllocSpec = "caching".parse().expect("a name");
-            let observed = run(&trace, &spec, &options, Observe::default()).expect("runs");
-            let reserved = observed.result.peaks.reserved_bytes_peak;
-            Some((reserved as f64 - recorded as f64).abs() / recorded as f64)
+            let trace = trace_of(&path);
+            let recorded = recorded_reserved_peak(&trace).filter(|_| trace.start.is_none())?;
+            Some((error_of(reserved_peak(&trace, None), recorded), path))
         })
         .collect();
-    assert_eq!(outcomes.len(), 38);
-    let exact = outcomes.iter().filter(|&&error| error == 0.0).count();
-    assert!(exact >= 35, "{exact} of 38 are exact");
-    assert!(outcomes.iter().all(|&error| error < 0.0065), "{outcomes:?}");
+    assert_eq!(errors.len(), 54);
+    let inexact: Vec<_> = errors.iter().filter(|(error, _)| *error > 0.0).collect();
+    assert!(inexact.len() <= 3, "{inexact:?}");
+    assert!(inexact.iter().all(|(error, _)| *error < 0.0065), "{inexact:?}");
+}
+
+/// Jobs that were recorded with and without expandable segments: each recording, replayed with the
+/// other's settings, reserves what the other run reserved.
+///
+/// The DeepSpeed pair is the exception: in steps 2 and 3 of the ordinary run deferred frees ended
+/// later on the GPU than in the other, whatever the allocator (active peaks of 6.9 and 9.8 GB in
+/// the last backward pass), and no trace tells when those of another run end.
+#[test]
+fn expandable_segments_are_predicted_from_runs_without_them_and_back() {
+    let Some(dir) = shared_dir() else { return };
+    let recordings = all_recordings(&dir);
+    let pairs: Vec<(PathBuf, PathBuf)> = recordings
+        .iter()
+        .filter_map(|with| {
+            let without = with.to_string_lossy().replace(".expandable", "");
+            let without = recordings.iter().find(|path| path.to_string_lossy() == without)?;
+            (without != with).then(|| (without.clone(), with.clone()))
+        })
+        .collect();
+    assert_eq!(pairs.len(), 11);
+    pairs.par_iter().for_each(|(without, with)| {
+        let (ordinary, expandable) = (trace_of(without), trace_of(with));
+        let cases = [
+            (&ordinary, "expandable_segments:True", &expandable),
+            (&expandable, "expandable_segments:False", &ordinary),
+        ];
+        for (trace, settings, other) in cases {
+            let recorded = recorded_reserved_peak(other).expect("has a truth file");
+            let error = error_of(reserved_peak(trace, Some(settings)), recorded);
+            let name = &trace.header.name;
+            let bound = if name.starts_with("deepspeed") { 0.0103 } else { 0.001 };
+            assert!(error < bound, "{name} with {settings}: {error} off");
+        }
+    });
 }
