@@ -113,6 +113,40 @@ pub fn run(
     options: &RunOptions,
     observe: Observe,
 ) -> Result<Observed, RunError> {
+    let (runner, inputs) = prepare(trace, spec, options, observe);
+    registry::build(spec, &inputs, runner)?
+}
+
+/// Takes a trace through one allocator with a sink of the caller's, and nothing else.
+///
+/// # Errors
+/// As [`run`].
+pub(super) fn watch<S: Sink>(
+    trace: &Trace,
+    spec: &AllocSpec,
+    options: &RunOptions,
+    sink: S,
+) -> Result<(Watched, S), RunError> {
+    let (runner, inputs) = prepare(trace, spec, options, Observe::default());
+    registry::build(spec, &inputs, Watcher { runner, sink })?
+}
+
+/// What [`watch`] leaves behind, beside the sink.
+#[derive(Clone, Debug)]
+pub(super) struct Watched {
+    /// The peaks.
+    pub(super) peaks: Peaks,
+    /// What the real allocator would not have survived.
+    pub(super) failure: Option<String>,
+}
+
+/// The runner of a trace and what its allocator may know.
+fn prepare<'a>(
+    trace: &'a Trace,
+    spec: &'a AllocSpec,
+    options: &'a RunOptions,
+    observe: Observe,
+) -> (Runner<'a>, BuildInputs) {
     let capacity_bytes = options
         .capacity_bytes
         .or(trace.header.device.capacity_bytes)
@@ -123,8 +157,7 @@ pub fn run(
         None => trace.header.device.total_bytes.or(capacity_bytes),
     };
     let inputs = build_inputs(trace, options, total_bytes);
-    let runner = Runner { trace, spec, options, observe, capacity_bytes, total_bytes };
-    registry::build(spec, &inputs, runner)?
+    (Runner { trace, spec, options, observe, capacity_bytes, total_bytes }, inputs)
 }
 
 /// What an allocator may know of this trace.
@@ -197,6 +230,22 @@ impl Visitor for Runner<'_> {
         let program_ns = program_ns.last().copied().unwrap_or(0);
         let result = self.result(run, split, policy, program_ns);
         Ok(Observed { result, decisions, timeline })
+    }
+}
+
+/// Runs an allocator whose type is known, with a sink of the caller's.
+struct Watcher<'a, S> {
+    runner: Runner<'a>,
+    sink: S,
+}
+
+impl<S: Sink> Visitor for Watcher<'_, S> {
+    type Output = Result<(Watched, S), RunError>;
+
+    fn visit<A: Allocator + Send + 'static>(self, allocator: A) -> Self::Output {
+        let device = self.runner.device(self.runner.address_policy::<A>())?;
+        let (run, sink) = self.runner.replay(allocator, device, self.sink, u64::MAX);
+        Ok((Watched { peaks: run.peaks, failure: run.allocator.failure() }, sink))
     }
 }
 

@@ -10,7 +10,7 @@ mod verify;
 pub use info::{FileFacts, info};
 pub use list::{TraceFormatInfo, list};
 pub use run::{TraceRuns, run};
-pub use verify::{VerifyTally, verify, verify_legend, verify_summary};
+pub use verify::{VerifyTally, predictions, verify, verify_legend, verify_summary};
 
 use std::borrow::Cow;
 
