@@ -39,7 +39,7 @@ pub mod spec;
 use serde::Serialize;
 
 use crate::device::Device;
-use crate::trace::{Pool, StartLayout};
+use crate::trace::{Block, Pool, StartLayout};
 use crate::units::{BlockId, PoolId, SettingsId, StreamId};
 
 /// Every block that an allocator hands out starts at a multiple of this many bytes.
@@ -195,9 +195,10 @@ pub trait Allocator: Clone {
 
     /// Takes over the memory that the recorded allocator held when its history begins, as it lies.
     /// Gives the handles of all blocks in use, in the order of [`StartLayout::blocks_in_use`];
-    /// nothing if it cannot, and is then asked for these blocks one by one. Only called before
+    /// nothing if it cannot, and is then asked for these blocks one by one. `blocks` is the block
+    /// table of the trace. Only called before
     /// anything else. The engine sees to it that the device holds what [`Self::layout`] then shows.
-    fn adopt(&mut self, _start: &StartLayout) -> Option<Vec<Handle>> {
+    fn adopt(&mut self, _start: &StartLayout, _blocks: &[Block]) -> Option<Vec<Handle>> {
         None
     }
 

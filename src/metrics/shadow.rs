@@ -1,6 +1,6 @@
 //! An independent check of an allocator's contract, from nothing but its log (`--paranoid`).
 //!
-//! Shares no code with any allocator: two ordered maps, one of segments, one of blocks in use.
+//! Shares no code with any allocator: ordered maps of segments, mapped pages and blocks in use.
 
 use std::collections::BTreeMap;
 
@@ -19,8 +19,12 @@ pub struct Breach {
 /// The shadow map.
 #[derive(Clone, Debug, Default)]
 pub struct Shadow {
-    /// Device memory held: base → end.
+    /// Segments held: base → end.
     segments: BTreeMap<u64, u64>,
+    /// Mapped pages, neighbours joined: start → end.
+    mapped: BTreeMap<u64, u64>,
+    /// Bytes of both.
+    held_bytes: u64,
     /// Blocks in use or waiting: address → end.
     blocks: BTreeMap<u64, u64>,
     breach: Option<Breach>,
@@ -45,8 +49,7 @@ impl Shadow {
         if overlaps(&self.blocks, start, end) {
             self.report(event_index, format!("block at {start:#x} overlaps one in use"));
         }
-        let held = self.segments.range(..=start).next_back();
-        if held.is_none_or(|(_, &segment_end)| segment_end < end) {
+        if !contains(&self.segments, start, end) && !contains(&self.mapped, start, end) {
             let message = format!("block {start:#x}..{end:#x} lies outside the memory held");
             self.report(event_index, message);
         }
@@ -55,10 +58,45 @@ impl Shadow {
 
     fn segment_alloc(&mut self, event_index: u64, action: Action) {
         let (start, end) = (action.address, action.address.saturating_add(action.size_bytes));
-        if overlaps(&self.segments, start, end) {
-            self.report(event_index, format!("segment at {start:#x} overlaps another"));
+        if overlaps(&self.segments, start, end) || overlaps(&self.mapped, start, end) {
+            self.report(event_index, format!("segment at {start:#x} overlaps other memory"));
         }
         self.segments.insert(start, end);
+        self.held_bytes += action.size_bytes;
+    }
+
+    fn segment_map(&mut self, event_index: u64, action: Action) {
+        let (mut start, mut end) = (action.address, action.address + action.size_bytes);
+        if overlaps(&self.segments, start, end) || overlaps(&self.mapped, start, end) {
+            self.report(event_index, format!("pages at {start:#x} overlap other memory"));
+        }
+        if let Some((&below, _)) = self.mapped.range(..start).next_back().filter(|b| *b.1 == start)
+        {
+            start = below;
+        }
+        end = self.mapped.remove(&end).unwrap_or(end);
+        self.mapped.insert(start, end);
+        self.held_bytes += action.size_bytes;
+    }
+
+    fn segment_unmap(&mut self, event_index: u64, action: Action) {
+        let (start, end) = (action.address, action.address + action.size_bytes);
+        if overlaps(&self.blocks, start, end) {
+            let message = format!("pages at {start:#x} were unmapped with a block in use");
+            self.report(event_index, message);
+        }
+        let run = self.mapped.range(..=start).next_back().map(|(&low, &high)| (low, high));
+        let Some((low, high)) = run.filter(|&(_, high)| end <= high) else {
+            self.report(event_index, format!("pages at {start:#x} were unmapped but not mapped"));
+            return;
+        };
+        self.mapped.remove(&low);
+        for (from, to) in [(low, start), (end, high)] {
+            if from < to {
+                self.mapped.insert(from, to);
+            }
+        }
+        self.held_bytes -= action.size_bytes;
     }
 
     fn segment_free(&mut self, event_index: u64, action: Action) {
@@ -67,7 +105,9 @@ impl Shadow {
             let message = format!("segment at {start:#x} was returned with a block in use");
             self.report(event_index, message);
         }
-        if self.segments.remove(&start) != Some(end) {
+        if self.segments.remove(&start) == Some(end) {
+            self.held_bytes -= action.size_bytes;
+        } else {
             self.report(event_index, format!("segment at {start:#x} was returned but not held"));
         }
     }
@@ -75,6 +115,11 @@ impl Shadow {
 
 fn overlaps(ranges: &BTreeMap<u64, u64>, start: u64, end: u64) -> bool {
     ranges.range(..end).next_back().is_some_and(|(_, &below_end)| below_end > start)
+}
+
+/// Whether one range holds all of [start, end).
+fn contains(ranges: &BTreeMap<u64, u64>, start: u64, end: u64) -> bool {
+    ranges.range(..=start).next_back().is_some_and(|(_, &range_end)| end <= range_end)
 }
 
 impl Sink for Shadow {
@@ -92,9 +137,9 @@ impl Sink for Shadow {
             }
             ActionKind::SegmentAlloc => self.segment_alloc(event_index, action),
             ActionKind::SegmentFree => self.segment_free(event_index, action),
+            ActionKind::SegmentMap => self.segment_map(event_index, action),
+            ActionKind::SegmentUnmap => self.segment_unmap(event_index, action),
             ActionKind::FreeRequested
-            | ActionKind::SegmentMap
-            | ActionKind::SegmentUnmap
             | ActionKind::Oom
             | ActionKind::EmptyCache
             | ActionKind::DeviceRefused => {}
@@ -102,7 +147,7 @@ impl Sink for Shadow {
     }
 
     fn after_event(&mut self, event: u64, requested_bytes: u64, levels: Levels, _device_ns: u64) {
-        let held: u64 = self.segments.iter().map(|(start, end)| end - start).sum();
+        let held = self.held_bytes;
         let Levels { allocated_bytes, active_bytes, reserved_bytes } = levels;
         let ordered = requested_bytes <= allocated_bytes
             && allocated_bytes <= active_bytes
@@ -115,7 +160,7 @@ impl Sink for Shadow {
             self.report(event, message);
         }
         if held != reserved_bytes {
-            let message = format!("reserved is {reserved_bytes}, the segments held are {held}");
+            let message = format!("reserved is {reserved_bytes}, the memory held is {held}");
             self.report(event, message);
         }
     }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::version::{LATER_KEYS, TorchVersion};
 use crate::units::MIB;
 
 /// Segment size for large requests below 10 MiB, unless the option says otherwise.
@@ -13,17 +14,40 @@ pub(super) const MIN_BLOCK_BYTES: u64 = 512;
 
 /// A settings string is not accepted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("allocator settings, character {position}: {message}")]
+#[error("allocator settings, character {position}: {message} (in {:?})", quoted(.settings))]
 pub struct ConfigError {
     /// Position of the offending word in the string, in characters from 1.
     pub position: usize,
     /// What is wrong, and what was expected.
     pub message: String,
+    /// The whole string.
+    pub settings: String,
+}
+
+impl ConfigError {
+    /// The string and, on a second line, a caret under the offending word. White space of any kind
+    /// is shown as blanks; of a very long string only the part around the word is.
+    pub fn excerpt(&self) -> String {
+        const AROUND: usize = 60;
+        let caret = self.position.saturating_sub(1);
+        let skipped = caret.saturating_sub(AROUND);
+        let blank = |c: char| if c.is_whitespace() || c.is_control() { ' ' } else { c };
+        let shown: String =
+            self.settings.chars().skip(skipped).take(2 * AROUND).map(blank).collect();
+        format!("{}\n{}^", shown.trim_end(), " ".repeat(caret - skipped))
+    }
+}
+
+/// As much of a settings string as a message quotes.
+fn quoted(settings: &str) -> String {
+    settings.chars().take(200).collect()
 }
 
 /// Every option that bears on placement.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
+    /// The release whose rules read the string.
+    pub version: TorchVersion,
     /// Blocks of at least this are never split; `u64::MAX` is unlimited.
     pub max_split_size_bytes: u64,
     /// Slack when an oversize block is matched.
@@ -43,6 +67,7 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Config {
+            version: TorchVersion::REFERENCE,
             max_split_size_bytes: u64::MAX,
             max_non_split_rounding_bytes: LARGE_SEGMENT_MB_DEFAULT * MIB,
             garbage_collection_threshold: 0.0,
@@ -61,7 +86,7 @@ pub(super) const KEYS: [(&str, &str); 15] = [
     ("max_non_split_rounding_mb", "slack in matching blocks that are never split"),
     ("garbage_collection_threshold", "share of the limit at which old blocks go back; in (0, 1)"),
     ("roundup_power2_divisions", "N, or [SIZE_MB:N,...,>:N]: round sizes up between powers of two"),
-    ("expandable_segments", "False; True is not modelled yet"),
+    ("expandable_segments", "memory in growing segments: True or False"),
     ("per_process_memory_fraction", "memory limit as a share of the device, 0 to 1"),
     ("backend", "native; cudaMallocAsync is not modelled"),
     ("release_lock_on_cudamalloc", "accepted, no effect on placement"),
@@ -74,24 +99,61 @@ pub(super) const KEYS: [(&str, &str); 15] = [
 ];
 
 impl Config {
-    /// Parses a `PYTORCH_CUDA_ALLOC_CONF` string (spec 7.1): `key:value,key:value`, white space
-    /// ignored, numbers read by prefix, the last of two equal keys wins.
+    /// Parses a `PYTORCH_CUDA_ALLOC_CONF` string (spec 7.1) as PyTorch 2.11 does: `key:value,...`,
+    /// white space ignored, numbers read by prefix, the last of two equal keys wins.
     ///
     /// # Errors
     /// The first word that PyTorch would refuse, with its position.
     pub fn parse(text: &str) -> Result<Config, ConfigError> {
+        Config::parse_for(TorchVersion::REFERENCE, text)
+    }
+
+    /// [`Self::parse`] by the rules of another release, as far as they are known:
+    /// [`TorchVersion::differences`].
+    ///
+    /// # Errors
+    /// The first word that this release would refuse, with its position.
+    pub fn parse_for(version: TorchVersion, text: &str) -> Result<Config, ConfigError> {
+        let mut config = Config { version, ..Config::default() };
+        config.read(text)?;
+        Ok(config)
+    }
+
+    /// The settings after the program gives another string while it runs (spec 7.1).
+    /// `max_split_size_mb`, `max_non_split_rounding_mb`, `garbage_collection_threshold` and
+    /// `roundup_power2_divisions` fall back to their defaults unless given again; all others keep
+    /// their values. `per_process_memory_fraction` is read at the start only: a later one is
+    /// checked, and changes nothing.
+    ///
+    /// # Errors
+    /// The first word that PyTorch would refuse, with its position. PyTorch keeps what stood before
+    /// that word; here the whole string is refused.
+    pub fn change(&self, text: &str) -> Result<Config, ConfigError> {
+        let mut config = self.clone();
+        config.read(text)?;
+        config.per_process_memory_fraction = self.per_process_memory_fraction;
+        Ok(config)
+    }
+
+    /// What every settings string does, the first and later ones.
+    fn read(&mut self, text: &str) -> Result<(), ConfigError> {
         let tokens = tokenize(text);
-        let mut config = Config::default();
         // The segment size bounds other options, so PyTorch reads it before all others.
         for_each_pair(&tokens, text, |key, value| {
-            if key.text == "large_segment_size_mb" {
-                config.set_large_segment(value)?;
+            if key.text == "large_segment_size_mb" && self.version.knows(&key.text) {
+                self.set_large_segment(value)?;
             }
             Ok(())
         })?;
-        config.max_non_split_rounding_bytes = config.large_segment_size_bytes;
-        for_each_pair(&tokens, text, |key, value| config.set(key, value))?;
-        Ok(config)
+        *self = Config {
+            version: self.version,
+            large_segment_size_bytes: self.large_segment_size_bytes,
+            max_non_split_rounding_bytes: self.large_segment_size_bytes,
+            expandable_segments: self.expandable_segments,
+            per_process_memory_fraction: self.per_process_memory_fraction,
+            ..Config::default()
+        };
+        for_each_pair(&tokens, text, |key, value| self.set(key, value))
     }
 
     fn set_large_segment(&mut self, value: &Value<'_>) -> Result<(), ConfigError> {
@@ -104,6 +166,9 @@ impl Config {
     }
 
     fn set(&mut self, key: &Token<'_>, value: &Value<'_>) -> Result<(), ConfigError> {
+        if !self.version.knows(&key.text) {
+            return Err(self.unknown(key));
+        }
         match key.text.as_str() {
             "large_segment_size_mb" => {}
             "max_split_size_mb" => {
@@ -123,7 +188,7 @@ impl Config {
                 self.garbage_collection_threshold = threshold;
             }
             "roundup_power2_divisions" => {
-                self.roundup_power2_divisions = roundup_table(value)?;
+                self.roundup_power2_divisions = roundup_table(value, self.version)?;
             }
             "expandable_segments" => self.expandable_segments = value.boolean()?,
             "per_process_memory_fraction" => {
@@ -137,7 +202,8 @@ impl Config {
                 "native" => {}
                 "cudaMallocAsync" => {
                     return Err(value.error(
-                        "backend cudaMallocAsync is not modelled: the driver decides placement",
+                        "backend cudaMallocAsync is not modelled: the driver decides placement; \
+                         nor can the backend change while the program runs",
                     ));
                 }
                 _ => return Err(value.error("backend must be native or cudaMallocAsync")),
@@ -161,15 +227,19 @@ impl Config {
                     return Err(value.error("must be above 0"));
                 }
             }
-            unknown => {
-                let known: Vec<&str> = KEYS.iter().map(|(key, _)| *key).collect();
-                return Err(key.error(format!(
-                    "unknown option {unknown:?}; PyTorch 2.11 knows: {}",
-                    known.join(", ")
-                )));
+            later if LATER_KEYS.contains(&later) => {
+                value.boolean()?;
             }
+            _ => return Err(self.unknown(key)),
         }
         Ok(())
+    }
+
+    fn unknown(&self, key: &Token<'_>) -> ConfigError {
+        let keys = KEYS.iter().map(|&(key, _)| key).chain(LATER_KEYS);
+        let known: Vec<&str> = keys.filter(|key| self.version.knows(key)).collect();
+        let (name, version, known) = (&key.text, self.version, known.join(", "));
+        key.error(format!("unknown option {name:?}; PyTorch {version} knows: {known}"))
     }
 
     fn at_least_a_segment(&self, key: &str, value: &Value<'_>) -> Result<u64, ConfigError> {
@@ -236,7 +306,10 @@ impl Config {
 }
 
 /// The table of spec 2.2 from a single value or a list.
-fn roundup_table(value: &Value<'_>) -> Result<[u64; ROUNDUP_ENTRIES], ConfigError> {
+fn roundup_table(
+    value: &Value<'_>,
+    version: TorchVersion,
+) -> Result<[u64; ROUNDUP_ENTRIES], ConfigError> {
     let mut table = [0; ROUNDUP_ENTRIES];
     let list = match value {
         Value::Single(_) => {
@@ -255,8 +328,9 @@ fn roundup_table(value: &Value<'_>) -> Result<[u64; ROUNDUP_ENTRIES], ConfigErro
             return Err(item.error("divisions must be 0 or a power of two"));
         }
         if key.text == ">" {
-            // The entries after the last key's, to the end.
-            table[(last + 1).min(ROUNDUP_ENTRIES)..].fill(divisions);
+            // The entries after the last key's, to the end; in older releases from that one on.
+            let first = if version.rest_includes_last_key() { last } else { last + 1 };
+            table[first.min(ROUNDUP_ENTRIES)..].fill(divisions);
             continue;
         }
         let size_mb = key.number()?;
@@ -283,8 +357,7 @@ struct Token<'a> {
 
 impl Token<'_> {
     fn error(&self, message: String) -> ConfigError {
-        let shown: String = self.source.chars().take(200).collect();
-        ConfigError { position: self.position, message: format!("{message} (in {shown:?})") }
+        ConfigError { position: self.position, message, settings: self.source.to_owned() }
     }
 
     /// A whole number, read by prefix: `100abc` is 100.
@@ -510,6 +583,97 @@ mod tests {
         let half = Config::parse("per_process_memory_fraction:0.5").expect("ok");
         assert_eq!(half.limit_bytes(100 * MIB), Some(50 * MIB));
         assert_eq!(Config::default().limit_bytes(100 * MIB), None);
+    }
+
+    fn version(text: &str) -> TorchVersion {
+        text.parse().expect("a version")
+    }
+
+    /// Spec 7.1: which options a later string resets, which it keeps.
+    #[test]
+    fn a_later_string_resets_four_options_and_keeps_the_rest() {
+        let first = Config::parse(
+            "large_segment_size_mb:30,max_split_size_mb:64,max_non_split_rounding_mb:50,\
+             garbage_collection_threshold:0.5,roundup_power2_divisions:4,\
+             expandable_segments:True,per_process_memory_fraction:0.25",
+        )
+        .expect("accepted");
+        let expected = Config {
+            large_segment_size_bytes: 30 * MIB,
+            max_non_split_rounding_bytes: 30 * MIB,
+            expandable_segments: true,
+            per_process_memory_fraction: 0.25,
+            ..Config::default()
+        };
+        for text in ["", "backend:native", "per_process_memory_fraction:0.75"] {
+            assert_eq!(first.change(text).expect(text), expected, "{text}");
+        }
+        let changed = first
+            .change("expandable_segments:False,max_split_size_mb:100,large_segment_size_mb:40")
+            .expect("accepted");
+        assert!(!changed.expandable_segments);
+        assert_eq!(changed.max_split_size_bytes, 100 * MIB);
+        assert_eq!(changed.large_segment_size_bytes, 40 * MIB);
+        assert_eq!(changed.max_non_split_rounding_bytes, 40 * MIB, "the current segment size");
+        assert_eq!(changed.garbage_collection_threshold, 0.0);
+    }
+
+    #[test]
+    fn a_later_string_is_refused_as_a_whole() {
+        let first = Config::parse("max_split_size_mb:64,large_segment_size_mb:30").expect("ok");
+        for (text, position) in [
+            ("expandable_segments:True,max_split_size_mb:29", 44),
+            ("backend:cudaMallocAsync", 9),
+            ("per_process_memory_fraction:1.5", 29),
+        ] {
+            let error = first.change(text).expect_err(text);
+            assert_eq!(error.position, position, "{text}: {error}");
+        }
+        let backend = first.change("backend:cudaMallocAsync").expect_err("cannot change");
+        assert!(backend.message.contains("while the program runs"), "{backend}");
+        let old = Config::parse_for(version("2.8"), "").expect("empty");
+        assert!(old.change("large_segment_size_mb:40").is_err(), "keeps the version");
+    }
+
+    /// Spec 15: what differs in other releases.
+    #[test]
+    fn other_releases_have_rules_of_their_own() {
+        let table = |release: &str, list: &str| {
+            let text = format!("roundup_power2_divisions:{list}");
+            let config = Config::parse_for(version(release), &text).expect("accepted");
+            config.roundup_power2_divisions
+        };
+        let list = "[256:1,512:2,1024:4,>:8]";
+        assert_eq!(table("2.9", list), [1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 8, 8, 8, 8, 8, 8]);
+        assert_eq!(table("2.9", "[>:8]"), [8; 16]);
+        assert_eq!(table("2.9", "[65536:2,>:4]")[15], 4);
+        assert_eq!(table("2.12", list), table("2.11", list));
+        for recent in ["large_segment_size_mb:30", "per_process_memory_fraction:0.5"] {
+            let error = Config::parse_for(version("2.10"), recent).expect_err(recent);
+            assert_eq!(error.position, 1, "{error}");
+            assert!(error.message.contains("PyTorch 2.10 knows"), "{error}");
+            let key = recent.split(':').next().expect("a key");
+            assert_eq!(error.message.matches(key).count(), 1, "not among the known: {error}");
+            assert!(Config::parse_for(version("2.12"), recent).is_ok(), "{recent}");
+        }
+        for later in ["throw_on_cudamalloc_oom:True", "pinned_free_catch_all:False"] {
+            let config = Config::parse_for(version("2.12"), later).expect(later);
+            let plain = Config { version: version("2.12"), ..Config::default() };
+            assert_eq!(config, plain, "no effect");
+            assert_eq!(Config::parse(later).expect_err(later).position, 1);
+        }
+    }
+
+    #[test]
+    fn errors_point_at_the_word() {
+        let excerpt = |text: &str| Config::parse(text).expect_err(text).excerpt();
+        assert_eq!(excerpt("backend:none"), "backend:none\n        ^");
+        assert_eq!(excerpt("backend:\n none"), "backend:  none\n          ^");
+        assert_eq!(excerpt("backend:"), "backend:\n        ^");
+        let long = format!("{}backend:none", "backend:native,".repeat(1000));
+        let lines: Vec<String> = excerpt(&long).lines().map(str::to_owned).collect();
+        assert!(lines[0].chars().count() <= 120, "{lines:?}");
+        assert_eq!(&lines[0][lines[1].len() - 1..], "none", "the caret stands under the word");
     }
 
     #[test]

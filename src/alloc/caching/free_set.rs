@@ -15,6 +15,7 @@
 //! which moves the shorter side.
 
 use std::collections::{BTreeSet, VecDeque};
+use std::ops::Bound;
 
 use super::config::MIN_BLOCK_BYTES;
 
@@ -172,7 +173,17 @@ impl Bin {
         *later.unwrap_or(&self.first)
     }
 
-    fn iter(&self) -> impl Iterator<Item = Entry> + '_ {
+    /// The entry that follows one of this bin.
+    fn after(&self, entry: Entry) -> Option<Entry> {
+        if let Some(many) = &self.many {
+            let behind = (Bound::Excluded(entry), Bound::Unbounded);
+            return many.range(behind).next().copied();
+        }
+        let at = if entry == self.first { 0 } else { position(&self.rest, entry.key()) + 1 };
+        self.rest.get(at).copied()
+    }
+
+    fn iter(&self) -> impl DoubleEndedIterator<Item = Entry> + '_ {
         let first = (!self.is_empty()).then_some(&self.first);
         let many = self.many.iter().flat_map(|many| many.iter());
         first.into_iter().chain(&self.rest).chain(many).copied()
@@ -243,6 +254,19 @@ impl FreeSet {
             }
         }
         self.next_occupied(class + 1).map(|class| self.bins[class].first)
+    }
+
+    /// The block that follows one in order, which must be in the set.
+    pub(super) fn after(&self, entry: Entry) -> Option<Entry> {
+        let class = class(entry.size_bytes);
+        let later = self.bins[class].after(entry);
+        later.or_else(|| self.next_occupied(class + 1).map(|class| self.bins[class].first))
+    }
+
+    /// Every block of at least this size, in order.
+    pub(super) fn at_least(&self, size_bytes: u64) -> impl DoubleEndedIterator<Item = Entry> + '_ {
+        let bins = self.bins.get(class(size_bytes)..).unwrap_or_default();
+        bins.iter().flat_map(Bin::iter).filter(move |entry| entry.size_bytes >= size_bytes)
     }
 
     /// The largest block.
@@ -335,8 +359,13 @@ mod tests {
             let key = Entry { size_bytes, address: 0, block: 0 };
             assert_eq!(set.first_fit(size_bytes), model.range(key..).next().copied());
             assert_eq!(set.largest(), model.last().copied());
+            if let Some(fit) = set.first_fit(size_bytes) {
+                let behind = (Bound::Excluded(fit), Bound::Unbounded);
+                assert_eq!(set.after(fit), model.range(behind).next().copied());
+            }
             if step % 512 == 0 {
                 assert!(set.iter().eq(model.iter().copied()));
+                assert!(set.at_least(size_bytes).rev().eq(model.range(key..).rev().copied()));
             }
         }
     }

@@ -1,16 +1,19 @@
 //! What a malloc does when no free block fits: spec 3.3 steps 4 to 9, and the flush.
 //!
 //! ```text
-//!   garbage collection ─> device ─> targeted release ─> device ─> flush ─> device ─> out of memory
-//!   (limit and threshold)          (max_split_size)              (wait, release all)
+//!   garbage collection ─> device ─> overflow pools ─> targeted release ─> device
+//!   (limit and threshold)          (use_on_oom)      (max_split_size)        │
+//!                              out of memory <─ device <─ flush <────────────┘
+//!                                                (wait, release all; not inside a private pool)
 //! ```
 
+use super::free_set::Entry;
 use super::stats::{Kind, LARGE, SMALL};
 use super::{
-    Block, Caching, NONE, OWN_SEGMENT_BYTES, SEGMENT_ROUNDING_BYTES, SMALL_SEGMENT_BYTES, Segment,
-    kind_of, set_of, stream_of,
+    Block, Caching, Found, NONE, OWN_SEGMENT_BYTES, SEGMENT_ROUNDING_BYTES, SMALL_SEGMENT_BYTES,
+    Segment, State, kind_of, set_of,
 };
-use crate::alloc::{Action, ActionKind, BlockState, Env, OutOfMemory, Request};
+use crate::alloc::{Action, ActionKind, Env, OutOfMemory, Request};
 use crate::device::Device;
 use crate::units::{BlockId, StreamId};
 
@@ -37,24 +40,40 @@ impl Caching {
         set: u32,
         size_bytes: u64,
         request: Request,
-    ) -> Result<u32, OutOfMemory> {
+    ) -> Result<Found, OutOfMemory> {
         if self.collects_garbage {
             self.collect_garbage(env);
         }
-        let segment_bytes = self.segment_size(kind_of(set), size_bytes);
-        if let Some(at) = self.obtain_segment(env, set, segment_bytes, request) {
-            return Ok(at);
+        let expandable = self.config.expandable_segments;
+        let found = |block| Found { block, expandable };
+        if let Some(block) = self.attempt(env, set, size_bytes, request) {
+            return Ok(found(block));
+        }
+        let overflow_last = self.config.version.overflow_pools_last();
+        if !overflow_last && let Some(overflow) = self.take_overflow(set, size_bytes) {
+            return Ok(overflow);
         }
         if self.config.max_split_size_bytes != u64::MAX
             && self.release_targeted(env, set, size_bytes)
-            && let Some(at) = self.obtain_segment(env, set, segment_bytes, request)
+            && let Some(block) = self.attempt(env, set, size_bytes, request)
         {
-            return Ok(at);
+            return Ok(found(block));
         }
-        self.flush(env);
-        self.stats.num_alloc_retries += 1;
-        if let Some(at) = self.obtain_segment(env, set, segment_bytes, request) {
-            return Ok(at);
+        // While a private pool is entered there is no flush (spec 6.3).
+        if self.entered.is_empty() {
+            self.flush(env);
+            self.stats.num_alloc_retries += 1;
+            if self.researches
+                && let Some(block) = self.search(set, size_bytes, expandable)
+            {
+                return Ok(found(block));
+            }
+            if let Some(block) = self.attempt(env, set, size_bytes, request) {
+                return Ok(found(block));
+            }
+        }
+        if overflow_last && let Some(overflow) = self.take_overflow(set, size_bytes) {
+            return Ok(overflow);
         }
         Err(self.out_of_memory(env, size_bytes, request))
     }
@@ -85,28 +104,36 @@ impl Caching {
         }
     }
 
-    /// A device attempt (spec 3.3 step 5): the whole segment as one block, in no set.
-    fn obtain_segment<E: Env>(
+    /// A device attempt (spec 3.3 step 5): a block in no set that holds the size.
+    fn attempt<E: Env>(
         &mut self,
         env: &mut E,
         set: u32,
-        segment_bytes: u64,
+        size_bytes: u64,
         request: Request,
     ) -> Option<u32> {
+        let segment_bytes = self.segment_size(kind_of(set), size_bytes);
         let within_limit = self
             .limit_bytes
             .is_none_or(|limit| self.reserved_bytes.saturating_add(segment_bytes) <= limit);
-        let address = if within_limit { env.device().malloc(segment_bytes).ok() } else { None };
-        let Some(address) = address else {
-            if E::LOG {
-                let refused = notice(ActionKind::DeviceRefused, request.stream, segment_bytes);
-                env.log(Action { block: request.block, ..refused });
-            }
-            return None;
+        let obtained = match (within_limit, self.config.expandable_segments) {
+            (false, _) => None,
+            (true, true) => self.obtain_pages(env, set, size_bytes),
+            (true, false) => self.obtain_segment(env, set, segment_bytes),
         };
+        if E::LOG && obtained.is_none() {
+            let refused = notice(ActionKind::DeviceRefused, request.stream, segment_bytes);
+            env.log(Action { block: request.block, ..refused });
+        }
+        obtained
+    }
+
+    /// A whole segment as one block.
+    fn obtain_segment<E: Env>(&mut self, env: &mut E, set: u32, segment_bytes: u64) -> Option<u32> {
+        let address = env.device().malloc(segment_bytes).ok()?;
         let kind = kind_of(set);
         let segment = self.segments.len() as u32;
-        let at = self.spare.pop().unwrap_or(self.blocks.len() as u32);
+        let at = self.new_id();
         let block = Block {
             address,
             size_bytes: segment_bytes,
@@ -117,10 +144,16 @@ impl Caching {
             segment,
             set,
             owner: BlockId::NONE,
-            state: BlockState::Free,
+            state: State::Free,
+            expandable: false,
         };
         self.put_block(at, block);
-        self.segments.push(Segment { address, size_bytes: segment_bytes, first: at });
+        self.segments.push(Segment {
+            address,
+            size_bytes: segment_bytes,
+            page_bytes: 0,
+            first: at,
+        });
         self.reserved_bytes += segment_bytes;
         self.stats.segment(kind, 1, segment_bytes);
         if segment_bytes >= self.config.max_split_size_bytes {
@@ -138,7 +171,7 @@ impl Caching {
             kind,
             block: BlockId::NONE,
             segment,
-            stream: stream_of(set),
+            stream: self.stream_of(set),
             offset_bytes: 0,
             size_bytes,
             address,
@@ -176,7 +209,8 @@ impl Caching {
             return;
         }
         let target_bytes = self.reserved_bytes - threshold_bytes;
-        let mut candidates = self.unsplit_free(LARGE);
+        // Whole reservations count among the ages, but never go back here.
+        let mut candidates = self.unsplit_free(0, LARGE);
         let age = |caching: &Caching, at: u32| {
             caching.searches[LARGE] - caching.blocks[at as usize].gc_base
         };
@@ -190,7 +224,8 @@ impl Caching {
             for at in pass {
                 let age = age(self, at);
                 let size_bytes = self.blocks[at as usize].size_bytes;
-                if age as f64 >= age_threshold && self.release_segment(env, at) {
+                let expandable = self.blocks[at as usize].expandable;
+                if !expandable && age as f64 >= age_threshold && self.release_segment(env, at) {
                     released_any = true;
                     reclaimed_bytes += size_bytes;
                     age_sum -= age;
@@ -201,27 +236,38 @@ impl Caching {
         }
     }
 
-    /// Free blocks of a kind of pool that are whole segments, in order (spec 3.2).
-    fn unsplit_free(&self, kind: Kind) -> Vec<u32> {
-        let sets = self.streams.iter().map(|&stream| &self.free[set_of(stream, kind) as usize]);
-        sets.flat_map(|set| set.iter())
-            .map(|entry| entry.block)
-            .filter(|&at| !self.blocks[at as usize].is_split())
-            .collect()
+    /// Free blocks of a pool and kind, in order (spec 3.2). `sets` is where the pool's sets begin.
+    fn free_blocks(&self, sets: u32, kind: Kind) -> impl Iterator<Item = u32> + '_ {
+        let streams = self.streams.iter();
+        let sets = streams.map(move |&stream| &self.free[(sets + set_of(stream, kind)) as usize]);
+        sets.flat_map(|set| set.iter()).map(|entry| entry.block)
+    }
+
+    /// Those that are whole segments.
+    fn unsplit_free(&self, sets: u32, kind: Kind) -> Vec<u32> {
+        let unsplit = |&at: &u32| !self.blocks[at as usize].is_split();
+        self.free_blocks(sets, kind).filter(unsplit).collect()
     }
 
     /// Releases oversize blocks that make room for this request (spec 3.3 step 7).
     fn release_targeted<E: Env>(&mut self, env: &mut E, set: u32, size_bytes: u64) -> bool {
         let split_limit_bytes = self.config.max_split_size_bytes;
         let key_bytes = size_bytes.max(split_limit_bytes);
-        if let Some(fit) = self.free[set as usize].first_fit(key_bytes) {
-            return self.release_segment(env, fit.block);
+        let fit = self.free[set as usize].first_fit(key_bytes);
+        if let Some(fit) = fit.filter(|fit| !self.blocks[fit.block as usize].expandable) {
+            return self.release_whole(env, fit.block);
         }
-        // No block reaches the key, so the walk backwards starts at the largest of this stream.
+        // Backwards from there: the largest below the key first.
+        let below: Vec<Entry> = self.free[set as usize].at_least(split_limit_bytes).collect();
         let mut released_bytes = 0;
-        while released_bytes < key_bytes {
-            let Some(entry) = self.free[set as usize].largest() else { break };
-            if entry.size_bytes < split_limit_bytes || !self.release_segment(env, entry.block) {
+        for entry in below.into_iter().rev().filter(|entry| entry.size_bytes < key_bytes) {
+            if released_bytes >= key_bytes {
+                break;
+            }
+            if self.blocks[entry.block as usize].expandable {
+                continue;
+            }
+            if !self.release_whole(env, entry.block) {
                 break;
             }
             released_bytes += entry.size_bytes;
@@ -229,17 +275,47 @@ impl Caching {
         released_bytes >= key_bytes
     }
 
-    /// Waits for all deferred blocks, then returns every whole segment: the large pool first, then
-    /// the small one (spec 3.3 step 8, 3.7).
+    /// Releases a segment that a targeted release picked, unless it is split: PyTorch does not look
+    /// and hands a part of a segment to the device (spec 7.3).
+    fn release_whole<E: Env>(&mut self, env: &mut E, at: u32) -> bool {
+        if self.blocks[at as usize].is_split() {
+            self.fail(
+                "max_split_size_mb with expandable_segments split a block that a targeted release \
+                 then gave to the device in part, which corrupts PyTorch's own allocator",
+            );
+            return false;
+        }
+        self.release_segment(env, at)
+    }
+
+    /// Waits for all deferred blocks, then returns what can be returned: the default pools, then
+    /// deleted ones (spec 3.3 step 8).
     pub(super) fn flush<E: Env>(&mut self, env: &mut E) {
         self.stats.num_sync_all_streams += 1;
         while let Some(handle) = env.wait_completed() {
             self.complete_deferred(env, handle);
         }
-        for kind in [LARGE, SMALL] {
-            for at in self.unsplit_free(kind) {
+        self.release_pool(env, 0, LARGE);
+        self.release_pool(env, 0, SMALL);
+        for at in 0..self.freeable.len() {
+            let pool = self.freeable[at];
+            let sets = self.pool_sets(pool);
+            self.release_pool(env, sets, LARGE);
+            self.release_pool(env, sets, SMALL);
+        }
+    }
+
+    /// Returns whole segments of a pool in order, then the whole pages of reservations (spec 3.7).
+    pub(super) fn release_pool<E: Env>(&mut self, env: &mut E, sets: u32, kind: Kind) {
+        let (expandable, ordinary): (Vec<u32>, Vec<u32>) =
+            self.free_blocks(sets, kind).partition(|&at| self.blocks[at as usize].expandable);
+        for at in ordinary {
+            if !self.blocks[at as usize].is_split() {
                 self.release_segment(env, at);
             }
+        }
+        for at in expandable {
+            self.unmap(env, at);
         }
     }
 }

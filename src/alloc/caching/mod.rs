@@ -12,6 +12,10 @@
 //!   free set of (stream, large pool):   (1.5 MiB, 0x7f..) < (11 MiB, 0x7f..)
 //! ```
 //!
+//! With `expandable_segments` a segment is a *reservation* of addresses whose pages are mapped as
+//! they are needed (`expandable.rs`); private pools have free sets of their own (`pools.rs`); a
+//! history that begins late starts from a given layout (`start.rs`).
+//!
 //! A malloc rounds the size, takes the first fit, and only when there is none goes down the ladder
 //! of spec 3.3: garbage collection, the device, targeted release, flush and retry, out of memory.
 //! The first two lines are the hot path; the ladder is in `ladder.rs`.
@@ -21,20 +25,31 @@
 //! It only shows in accumulated and peak values of `inactive_split*`.
 
 mod config;
+mod expandable;
 mod free_set;
 mod ladder;
+mod pools;
+mod start;
 mod stats;
+mod version;
 
 pub use config::{Config, ConfigError};
+pub use version::{ParseVersionError, TorchVersion};
 
 use super::spec::{Params, SpecError};
+use std::collections::BTreeMap;
+
 use super::{
     Action, ActionKind, Allocator, BlockState, BuildInputs, Env, Handle, LayoutBlock, Levels,
     OutOfMemory, Request,
 };
-use crate::units::{BlockId, MIB, StreamId};
+use crate::device::PhysicalHandle;
+use crate::device::sim::UNLIMITED_TOTAL_BYTES;
+use crate::trace::{self, StartLayout};
+use crate::units::{BlockId, MIB, PoolId, SettingsId, StreamId};
 use config::MIN_BLOCK_BYTES;
 use free_set::{Entry, FreeSet};
+use pools::PrivatePool;
 use stats::{Kind, LARGE, SMALL, Stats};
 
 /// Largest size of the small pool (kSmallSize).
@@ -52,6 +67,17 @@ const LARGEST_REQUEST_BYTES: u64 = (1 << 60) - 1;
 
 /// No block.
 const NONE: u32 = u32::MAX;
+
+/// State of a block. Free neighbours merge, and so do unmapped ones; the two never do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Allocated,
+    /// Freed by the program, waiting for another stream.
+    Deferred,
+    Free,
+    /// Addresses of a reservation without memory.
+    Unmapped,
+}
 
 /// A contiguous piece of a segment. Each lies in one cache line: neighbours in memory are looked at
 /// at every free.
@@ -71,7 +97,9 @@ struct Block {
     set: u32,
     /// The trace's block that it was last handed out for.
     owner: BlockId,
-    state: BlockState,
+    state: State,
+    /// It lies in a reservation.
+    expandable: bool,
 }
 
 impl Block {
@@ -86,15 +114,20 @@ impl Block {
     }
 
     fn is_free(&self) -> bool {
-        self.state == BlockState::Free
+        self.state == State::Free
     }
 }
 
-/// Memory obtained from the device in one call.
+const _: () = assert!(size_of::<Block>() == 64, "a block is one cache line");
+
+/// Memory obtained from the device in one call, or a reservation of addresses.
 #[derive(Clone, Copy, Debug)]
 struct Segment {
     address: u64,
+    /// Bytes obtained, or addresses reserved.
     size_bytes: u64,
+    /// Size of the pages of a reservation; 0 for ordinary segments.
+    page_bytes: u64,
     /// Its block with the lowest address; [`NONE`] once returned.
     first: u32,
 }
@@ -109,21 +142,50 @@ pub struct Caching {
     spare: Vec<u32>,
     /// Every segment ever obtained, by ordinal.
     segments: Vec<Segment>,
-    /// Free sets, by [`set_of`].
+    /// Free sets: those of the default pools, then those of each private pool ever entered. In
+    /// each, [`set_of`] tells the place.
     free: Vec<FreeSet>,
+    /// Unmapped blocks of the reservations of each free set, by address.
+    unmapped: Vec<BTreeMap<u64, u32>>,
+    /// Physical memory behind mapped pages, by address of the page. Pages of a starting layout
+    /// have none.
+    pages: BTreeMap<u64, PhysicalHandle>,
     /// Streams in ascending order of their handles.
     streams: Vec<StreamId>,
     /// Whether ages of free blocks matter: there is a limit and a threshold (spec 3.4 step 0).
     collects_garbage: bool,
     /// No request is rounded but to 512 bytes.
     rounds_plainly: bool,
-    /// Searches of the small and the large pool, counted while garbage collection is on.
+    /// There is or was a reservation, or a pool that never splits: the rare rules apply.
+    special: bool,
+    /// Searches of the small and the large default pool, counted while garbage collection is on.
     searches: [u64; 2],
     reserved_bytes: u64,
     stats: Stats,
+    /// Private pools, by [`PoolId`].
+    pools: Vec<PrivatePool>,
+    /// Private pools entered, the innermost last.
+    entered: Vec<PoolId>,
+    /// Free set of the first stream in the innermost pool entered; 0 for the default pools.
+    route: u32,
+    /// Pools that requests fall back on when the device refuses, in the order of their creation.
+    overflow: Vec<PoolId>,
+    /// Deleted pools, whose memory goes back in a flush, in the order of their deletion.
+    freeable: Vec<PoolId>,
+    /// What a reservation is made for: total memory of the device in bytes.
+    device_total_bytes: u64,
+    /// Settings strings of the program, each with the parameters that override it.
+    settings_changes: Vec<String>,
+    /// The settings are those of the recorded run.
+    as_recorded: bool,
+    /// Search again after a flush (`research_after_flush`).
+    researches: bool,
+    /// `max_split_size` of the settings at the beginning, for the statistic of that name.
+    first_max_split_size_bytes: u64,
+    failure: Option<String>,
 }
 
-/// Index of the free set of a stream and kind of pool.
+/// Place of a stream and kind of pool among the free sets of a pool.
 #[inline]
 fn set_of(stream: StreamId, kind: Kind) -> u32 {
     stream.0 * 2 + kind as u32
@@ -141,17 +203,59 @@ fn kind_of(set: u32) -> Kind {
     (set & 1) as Kind
 }
 
-/// The stream behind a set.
-#[inline]
-fn stream_of(set: u32) -> StreamId {
-    StreamId(set / 2)
-}
-
 /// What `fraglab list` says about the parameters.
 pub(super) fn parameter_help() -> Vec<(&'static str, &'static str)> {
     let mut help = config::KEYS.to_vec();
     help.push(("torch", "version whose rules apply; 2.11"));
+    help.push(("research_after_flush", "true: look for a free block again after a flush"));
     help
+}
+
+/// A block to hand out, in no set, and whether the rules of expandable segments apply to the
+/// request.
+#[derive(Clone, Copy, Debug)]
+struct Found {
+    block: u32,
+    expandable: bool,
+}
+
+/// The parameters that are settings, as a settings string.
+fn take_overrides(params: &mut Params) -> String {
+    let mut overrides = Vec::new();
+    for (key, _) in config::KEYS {
+        if let Some(value) = params.take(key) {
+            let value = match value.as_str() {
+                "true" => "True",
+                "false" => "False",
+                other => other,
+            };
+            overrides.push(format!("{key}:{value}"));
+        }
+    }
+    overrides.join(",")
+}
+
+/// What comes of a settings string given at run time (spec 7.1), or why PyTorch would not survive
+/// it: with another `max_split_size_mb`, a targeted release may hand a part of a segment to the
+/// device (spec 7.3).
+fn changed(config: &Config, text: &str) -> Result<Config, String> {
+    let changed = config.change(text).map_err(|error| error.to_string())?;
+    let split_limit_bytes = changed.max_split_size_bytes;
+    if split_limit_bytes != u64::MAX && split_limit_bytes != config.max_split_size_bytes {
+        return Err("max_split_size_mb changes while the program runs, which corrupts PyTorch's \
+                    own allocator: give it from the beginning, as in --pytorch-conf"
+            .to_owned());
+    }
+    Ok(changed)
+}
+
+/// Checks the settings strings of a program, each following the one before.
+fn check_changes(config: &Config, changes: &[String]) -> Result<(), String> {
+    let mut config = config.clone();
+    for change in changes {
+        config = changed(&config, change)?;
+    }
+    Ok(())
 }
 
 impl Caching {
@@ -162,31 +266,32 @@ impl Caching {
     /// Settings that PyTorch refuses, and those that are not modelled.
     pub fn build(mut params: Params, inputs: &BuildInputs) -> Result<Caching, SpecError> {
         let allocator = params.allocator().to_owned();
-        let mut settings = inputs.settings.clone().unwrap_or_default();
-        for (key, _) in config::KEYS {
-            if let Some(value) = params.take(key) {
-                let value = match value.as_str() {
-                    "true" => "True",
-                    "false" => "False",
-                    other => other,
-                };
-                let comma = if settings.trim().is_empty() { "" } else { "," };
-                settings.push_str(&format!("{comma}{key}:{value}"));
+        let overrides = take_overrides(&mut params);
+        let version = match params.take("torch") {
+            None => TorchVersion::REFERENCE,
+            Some(text) => text
+                .parse()
+                .map_err(|error: ParseVersionError| params.value_error(error.to_string()))?,
+        };
+        let researches = match params.take("research_after_flush").as_deref() {
+            None | Some("false") => false,
+            Some("true") => true,
+            Some(other) => {
+                let message = format!("research_after_flush={other}: expected true or false");
+                return Err(params.value_error(message));
             }
-        }
-        if let Some(version) = params.take("torch")
-            && !(version == "2.11" || version.starts_with("2.11."))
-        {
-            let message = format!("torch={version} is not modelled; 2.11 is");
-            return Err(params.value_error(message));
-        }
-        let config =
-            Config::parse(&settings).map_err(|error| params.value_error(error.to_string()))?;
-        if config.expandable_segments {
-            let message = "expandable_segments:True is not modelled yet; `run --pytorch-conf ''` \
-                           replays the trace with ordinary segments";
-            return Err(params.value_error(message));
-        }
+        };
+        let with_overrides = |settings: &str| match (settings.trim().is_empty(), &*overrides) {
+            (_, "") => settings.to_owned(),
+            (true, overrides) => overrides.to_owned(),
+            (false, overrides) => format!("{settings},{overrides}"),
+        };
+        let settings = with_overrides(inputs.settings.as_deref().unwrap_or_default());
+        let config = Config::parse_for(version, &settings)
+            .map_err(|error| params.value_error(error.to_string()))?;
+        let settings_changes: Vec<String> =
+            inputs.settings_changes.iter().map(|change| with_overrides(change)).collect();
+        check_changes(&config, &settings_changes).map_err(|message| params.value_error(message))?;
         params.finish()?;
         let fraction_limit = match inputs.device_total_bytes {
             Some(total_bytes) => config.limit_bytes(total_bytes),
@@ -201,31 +306,81 @@ impl Caching {
             (0..inputs.stream_handles.len() as u32).map(StreamId).collect();
         streams.sort_by_key(|stream| inputs.stream_handles[stream.index()]);
         let limit_bytes = inputs.limit_bytes.or(fraction_limit).or(inputs.recorded_limit_bytes);
-        Ok(Caching {
+        let recorded =
+            Config::parse_for(version, inputs.recorded_settings.as_deref().unwrap_or_default());
+        let mut caching = Caching {
             limit_bytes,
-            collects_garbage: limit_bytes.is_some() && config.garbage_collection_threshold > 0.0,
-            rounds_plainly: config.roundup_power2_divisions.iter().all(|&count| count <= 1),
-            config,
+            collects_garbage: false,
+            rounds_plainly: false,
+            special: false,
+            as_recorded: recorded.as_ref() == Ok(&config),
+            first_max_split_size_bytes: config.max_split_size_bytes,
+            config: Config::default(),
             blocks: Vec::new(),
             spare: Vec::new(),
             segments: Vec::new(),
             free: vec![FreeSet::default(); streams.len() * 2],
+            unmapped: vec![BTreeMap::new(); streams.len() * 2],
+            pages: BTreeMap::new(),
             streams,
             searches: [0; 2],
             reserved_bytes: 0,
             stats: Stats::default(),
-        })
+            pools: inputs.pools.iter().map(PrivatePool::new).collect(),
+            entered: Vec::new(),
+            route: 0,
+            overflow: Vec::new(),
+            freeable: Vec::new(),
+            device_total_bytes: inputs.device_total_bytes.unwrap_or(UNLIMITED_TOTAL_BYTES),
+            settings_changes,
+            researches,
+            failure: None,
+        };
+        caching.configure(config);
+        Ok(caching)
+    }
+
+    /// Lets a configuration hold from here on.
+    fn configure(&mut self, config: Config) {
+        self.collects_garbage =
+            self.limit_bytes.is_some() && config.garbage_collection_threshold > 0.0;
+        self.rounds_plainly = config.roundup_power2_divisions.iter().all(|&count| count <= 1);
+        self.special |= config.expandable_segments;
+        self.config = config;
+    }
+
+    /// Number of free sets that a pool has, one a stream and kind.
+    fn sets_per_pool(&self) -> u32 {
+        self.streams.len() as u32 * 2
+    }
+
+    /// The stream behind a set.
+    fn stream_of(&self, set: u32) -> StreamId {
+        StreamId(set % self.sets_per_pool() / 2)
+    }
+
+    /// Number of a pool behind a set as layouts show it: 0 and 1 are the default pools.
+    fn pool_behind(&self, set: u32) -> u32 {
+        set / self.sets_per_pool() * 2 + kind_of(set) as u32
+    }
+
+    /// Notes that PyTorch would not have got beyond this point.
+    fn fail(&mut self, what: &str) {
+        self.failure.get_or_insert_with(|| what.to_owned());
     }
 
     /// Takes a fitting free block out of its set (spec 3.4).
     #[inline]
-    fn search(&mut self, set: u32, size_bytes: u64) -> Option<u32> {
-        if self.collects_garbage {
+    fn search(&mut self, set: u32, size_bytes: u64, expandable: bool) -> Option<u32> {
+        if self.collects_garbage && set < self.sets_per_pool() {
             self.searches[kind_of(set)] += 1;
         }
         let split_limit_bytes = self.config.max_split_size_bytes;
         let slack_bytes = self.config.max_non_split_rounding_bytes;
-        let candidate = self.free[set as usize].first_fit(size_bytes)?;
+        let mut candidate = self.free[set as usize].first_fit(size_bytes)?;
+        if self.special {
+            candidate = self.pass_expandable(set, candidate, expandable)?;
+        }
         let accepted = if size_bytes < split_limit_bytes {
             candidate.size_bytes < split_limit_bytes
         } else {
@@ -243,21 +398,24 @@ impl Caching {
     fn hand_out<E: Env>(
         &mut self,
         env: &mut E,
-        at: u32,
+        Found { block: at, expandable }: Found,
         size_bytes: u64,
         request: Request,
     ) -> Handle {
+        let never_splits = self.special && self.never_splits(self.blocks[at as usize].set);
         let block = &mut self.blocks[at as usize];
         let (block_bytes, was_split) = (block.size_bytes, block.is_split());
         let kind = kind_of(block.set);
         let remainder_bytes = block_bytes - size_bytes;
-        let splits = if kind == SMALL {
+        let splits = if never_splits {
+            false
+        } else if kind == SMALL || expandable {
             remainder_bytes >= MIN_BLOCK_BYTES
         } else {
             size_bytes < self.config.max_split_size_bytes && remainder_bytes > LARGE_REMAINDER_BYTES
         };
         block.requested_bytes = request.size_bytes;
-        block.state = BlockState::Allocated;
+        block.state = State::Allocated;
         block.owner = request.block;
         let (mut handed_bytes, mut split_count, mut split_bytes) = (block_bytes, 0, 0);
         if splits {
@@ -267,6 +425,9 @@ impl Caching {
             self.split(at, size_bytes);
         } else if was_split {
             (split_count, split_bytes) = (-1, -(block_bytes as i64));
+        }
+        if self.blocks[at as usize].expandable {
+            (split_count, split_bytes) = (0, 0);
         }
         self.stats.inactive_split.change(kind, split_count);
         self.stats.inactive_split_bytes.change(kind, split_bytes);
@@ -284,7 +445,7 @@ impl Caching {
     /// Makes the high end of a block, beyond `size_bytes`, a free block of its own.
     #[inline]
     fn split(&mut self, at: u32, size_bytes: u64) {
-        let rest_at = self.spare.pop().unwrap_or(self.blocks.len() as u32);
+        let rest_at = self.new_id();
         let block = &mut self.blocks[at as usize];
         let next = std::mem::replace(&mut block.next, rest_at);
         let rest_bytes = block.size_bytes - size_bytes;
@@ -299,13 +460,20 @@ impl Caching {
             segment: block.segment,
             set: block.set,
             owner: BlockId::NONE,
-            state: BlockState::Free,
+            state: State::Free,
+            expandable: block.expandable,
         };
         self.put_block(rest_at, rest);
         if next != NONE {
             self.blocks[next as usize].prev = rest_at;
         }
         self.free[rest.set as usize].insert(rest.entry(rest_at));
+    }
+
+    /// An id for a new block.
+    #[inline]
+    fn new_id(&mut self) -> u32 {
+        self.spare.pop().unwrap_or(self.blocks.len() as u32)
     }
 
     /// Stores a block under an id that is spare or the next new one.
@@ -366,16 +534,26 @@ impl Caching {
         block.size_bytes = size_bytes;
         block.prev = prev;
         block.next = next;
-        block.state = BlockState::Free;
+        block.state = State::Free;
         block.gc_base = self.searches[kind];
+        let expandable = block.expandable;
         let entry = block.entry(at);
         self.free[set as usize].insert(entry);
         if prev != NONE || next != NONE {
             split_count += 1;
             split_bytes += size_bytes as i64;
         }
+        if expandable {
+            (split_count, split_bytes) = (0, 0);
+        }
         self.stats.inactive_split.change(kind, split_count);
         self.stats.inactive_split_bytes.change(kind, split_bytes);
+    }
+
+    /// The free set that a request is served from.
+    fn set_for(&self, request: Request) -> u32 {
+        let size_bytes = self.config.round_size(request.size_bytes.min(LARGEST_REQUEST_BYTES));
+        self.route + set_of(request.stream, kind_for(size_bytes))
     }
 
     /// A deferred block completes: a malloc looked, or something waited for the device.
@@ -405,7 +583,7 @@ impl Caching {
             kind,
             block: block.owner,
             segment: block.segment,
-            stream: stream_of(block.set),
+            stream: self.stream_of(block.set),
             offset_bytes: block.address - self.segments[block.segment as usize].address,
             size_bytes: block.requested_bytes,
             address: block.address,
@@ -418,8 +596,11 @@ impl Allocator for Caching {
 
     #[inline]
     fn malloc<E: Env>(&mut self, env: &mut E, request: Request) -> Result<Handle, OutOfMemory> {
-        while let Some(handle) = env.next_completed() {
-            self.complete_deferred(env, handle);
+        // While a private pool is entered, nobody looks (spec 3.3 step 1).
+        if self.entered.is_empty() {
+            while let Some(handle) = env.next_completed() {
+                self.complete_deferred(env, handle);
+            }
         }
         if request.size_bytes > LARGEST_REQUEST_BYTES {
             return Err(self.out_of_memory(env, request.size_bytes, request));
@@ -429,9 +610,10 @@ impl Allocator for Caching {
         } else {
             self.config.round_size(request.size_bytes)
         };
-        let set = set_of(request.stream, kind_for(size_bytes));
-        let found = match self.search(set, size_bytes) {
-            Some(at) => at,
+        let set = self.route + set_of(request.stream, kind_for(size_bytes));
+        let expandable = self.config.expandable_segments;
+        let found = match self.search(set, size_bytes, expandable) {
+            Some(block) => Found { block, expandable },
             None => self.obtain(env, set, size_bytes, request)?,
         };
         Ok(self.hand_out(env, found, size_bytes, request))
@@ -446,7 +628,7 @@ impl Allocator for Caching {
     fn defer<E: Env>(&mut self, env: &mut E, handle: Handle) {
         self.begin_free(env, handle.0);
         let block = &mut self.blocks[handle.0 as usize];
-        block.state = BlockState::Deferred;
+        block.state = State::Deferred;
         self.stats.defer(kind_of(block.set), block.size_bytes);
     }
 
@@ -454,7 +636,41 @@ impl Allocator for Caching {
         if E::LOG {
             env.log(ladder::notice(ActionKind::EmptyCache, StreamId::NONE, 0));
         }
-        self.flush(env);
+        // With a private pool entered PyTorch stops at an assertion (spec 4.4).
+        if self.entered.is_empty() {
+            self.flush(env);
+        }
+    }
+
+    fn adopt(&mut self, start: &StartLayout, blocks: &[trace::Block]) -> Option<Vec<Handle>> {
+        if !self.as_recorded {
+            return None;
+        }
+        // On a copy: a layout that does not fit leaves no trace.
+        let mut started = self.clone();
+        let handles = started.start_from(start, blocks)?;
+        *self = started;
+        Some(handles)
+    }
+
+    fn change_settings<E: Env>(&mut self, _env: &mut E, settings: SettingsId) {
+        let Some(text) = self.settings_changes.get(settings.index()) else { return };
+        match changed(&self.config, text) {
+            Ok(config) => self.configure(config),
+            Err(message) => self.fail(&message),
+        }
+    }
+
+    fn pool_enter<E: Env>(&mut self, _env: &mut E, pool: PoolId) {
+        self.enter(pool);
+    }
+
+    fn pool_leave<E: Env>(&mut self, _env: &mut E, pool: PoolId) {
+        self.leave(pool);
+    }
+
+    fn pool_delete<E: Env>(&mut self, env: &mut E, pool: PoolId) {
+        self.delete(env, pool);
     }
 
     #[inline]
@@ -467,14 +683,20 @@ impl Allocator for Caching {
     }
 
     fn pool_of(&self, request: Request) -> u32 {
-        let size_bytes = self.config.round_size(request.size_bytes.min(LARGEST_REQUEST_BYTES));
-        kind_for(size_bytes) as u32
+        self.pool_behind(self.set_for(request))
     }
 
     fn largest_hole(&self, request: Request) -> u64 {
-        let kind = self.pool_of(request) as Kind;
-        let set = &self.free[set_of(request.stream, kind) as usize];
+        let set = &self.free[self.set_for(request) as usize];
+        if self.special && !self.config.expandable_segments {
+            let ordinary = |entry: &Entry| !self.blocks[entry.block as usize].expandable;
+            return set.iter().filter(ordinary).last().map_or(0, |entry| entry.size_bytes);
+        }
         set.largest().map_or(0, |entry| entry.size_bytes)
+    }
+
+    fn failure(&self) -> Option<String> {
+        self.failure.clone()
     }
 
     fn limit_bytes(&self) -> Option<u64> {
@@ -492,7 +714,7 @@ impl Allocator for Caching {
     }
 
     fn torch_stats(&self) -> Option<Vec<(String, i64)>> {
-        let max_split_size = match self.config.max_split_size_bytes {
+        let max_split_size = match self.first_max_split_size_bytes {
             u64::MAX => -1,
             bytes => bytes as i64,
         };
@@ -500,7 +722,11 @@ impl Allocator for Caching {
     }
 
     fn params(&self) -> Vec<(String, String)> {
-        self.config.params()
+        let mut params = self.config.params();
+        if self.researches {
+            params.push(("research_after_flush".to_owned(), "true".to_owned()));
+        }
+        params
     }
 
     fn layout(&self, visit: &mut dyn FnMut(LayoutBlock)) {
@@ -511,19 +737,27 @@ impl Allocator for Caching {
             let mut at = segment.first;
             while at != NONE {
                 let block = &self.blocks[at as usize];
-                visit(LayoutBlock {
-                    block: if block.is_free() { BlockId::NONE } else { block.owner },
-                    segment: ordinal,
-                    segment_address: segment.address,
-                    segment_bytes: segment.size_bytes,
-                    page_bytes: 0,
-                    address: block.address,
-                    size_bytes: block.size_bytes,
-                    requested_bytes: if block.is_free() { 0 } else { block.requested_bytes },
-                    stream: stream_of(block.set),
-                    pool: kind_of(block.set) as u32,
-                    state: block.state,
-                });
+                let state = match block.state {
+                    State::Allocated => Some(BlockState::Allocated),
+                    State::Deferred => Some(BlockState::Deferred),
+                    State::Free => Some(BlockState::Free),
+                    State::Unmapped => None,
+                };
+                if let Some(state) = state {
+                    visit(LayoutBlock {
+                        block: if block.is_free() { BlockId::NONE } else { block.owner },
+                        segment: ordinal,
+                        segment_address: segment.address,
+                        segment_bytes: segment.size_bytes,
+                        page_bytes: segment.page_bytes,
+                        address: block.address,
+                        size_bytes: block.size_bytes,
+                        requested_bytes: if block.is_free() { 0 } else { block.requested_bytes },
+                        stream: self.stream_of(block.set),
+                        pool: self.pool_behind(block.set),
+                        state,
+                    });
+                }
                 at = block.next;
             }
         }

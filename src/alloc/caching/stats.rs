@@ -236,6 +236,18 @@ impl Stats {
         }
     }
 
+    /// Pages were mapped (spec 5.5: no segment counts).
+    pub(super) fn mapped(&mut self, kind: Kind, size_bytes: u64) {
+        self.reserved_bytes.change(kind, size_bytes as i64);
+        self.num_device_alloc += 1;
+    }
+
+    /// Pages were unmapped.
+    pub(super) fn unmapped(&mut self, kind: Kind, size_bytes: u64) {
+        self.reserved_bytes.change(kind, -(size_bytes as i64));
+        self.num_device_free += 1;
+    }
+
     /// Every statistic under PyTorch's flat name. `max_split_size` is −1 when unlimited.
     pub(super) fn flat(&self, max_split_size: i64) -> Vec<(String, i64)> {
         let mut flat = Vec::with_capacity(140);

@@ -1,0 +1,139 @@
+//! Private pools: `torch.cuda.MemPool` and the pools of graph captures (spec 6).
+//!
+//! A private pool has free sets of its own, so nothing of it serves a request of another pool:
+//!
+//! ```text
+//!   free sets   │ default pools           │ first pool entered      │ second ...
+//!               │ stream 0   stream 1     │ stream 0   stream 1     │
+//!               │ small large small large │ small large small large │
+//!                                           ^ route: requests go here while it is entered
+//! ```
+//!
+//! While any pool is entered, for the whole device: no deferred block completes in a malloc, and no
+//! malloc flushes.
+//!
+//! Taken from the order of events, where the shipped allocator iterates hash tables (spec 3.6):
+//! overflow pools are tried in the order in which they were created, deleted pools are flushed in
+//! the order of their deletion.
+
+use std::collections::BTreeMap;
+
+use super::free_set::FreeSet;
+use super::stats::{LARGE, SMALL};
+use super::{Caching, Found};
+use crate::alloc::Env;
+use crate::trace::{Pool, PoolKind};
+use crate::units::PoolId;
+
+/// A private pool of the trace.
+#[derive(Clone, Debug)]
+pub(super) struct PrivatePool {
+    kind: PoolKind,
+    no_split: bool,
+    use_on_oom: bool,
+    /// Where its free sets begin, once it was entered.
+    sets: Option<u32>,
+}
+
+impl PrivatePool {
+    pub(super) fn new(pool: &Pool) -> PrivatePool {
+        PrivatePool {
+            kind: pool.kind,
+            no_split: pool.no_split,
+            use_on_oom: pool.use_on_oom,
+            sets: None,
+        }
+    }
+}
+
+impl Caching {
+    /// Where the free sets of a pool begin; makes the pool if it is new.
+    pub(super) fn pool_sets(&mut self, id: PoolId) -> u32 {
+        let begin = self.free.len();
+        let end = begin + self.sets_per_pool() as usize;
+        let pool = &mut self.pools[id.index()];
+        if let Some(sets) = pool.sets {
+            return sets;
+        }
+        pool.sets = Some(begin as u32);
+        self.special |= pool.no_split;
+        self.free.resize(end, FreeSet::default());
+        self.unmapped.resize(end, BTreeMap::new());
+        begin as u32
+    }
+
+    /// Sends requests to a pool.
+    pub(super) fn enter(&mut self, id: PoolId) {
+        self.route = self.pool_sets(id);
+        self.freeable.retain(|&deleted| deleted != id);
+        if self.pools[id.index()].use_on_oom && !self.overflow.contains(&id) {
+            self.overflow.push(id);
+        }
+        if self.entered.contains(&id) {
+            self.fail("a pool is entered twice at once, which PyTorch refuses");
+        }
+        self.entered.push(id);
+    }
+
+    /// Ends the innermost pool.
+    pub(super) fn leave(&mut self, id: PoolId) {
+        if self.entered.last() == Some(&id) {
+            self.entered.pop();
+        }
+        let outer = self.entered.last().and_then(|pool| self.pools[pool.index()].sets);
+        self.route = outer.unwrap_or(0);
+    }
+
+    /// The owner lets a pool go. What a `MemPool` holds goes back at once as far as it can, that of
+    /// a graph in the next flush (spec 6.4).
+    pub(super) fn delete<E: Env>(&mut self, env: &mut E, id: PoolId) {
+        let sets = self.pool_sets(id);
+        self.overflow.retain(|&pool| pool != id);
+        if !self.freeable.contains(&id) {
+            self.freeable.push(id);
+        }
+        if self.pools[id.index()].kind == PoolKind::Capture {
+            return;
+        }
+        if !self.entered.is_empty() {
+            self.fail("a MemPool is deleted while another pool is entered, which aborts PyTorch");
+            return;
+        }
+        self.stats.num_sync_all_streams += 1;
+        let own = sets..sets + self.sets_per_pool();
+        loop {
+            let blocks = &self.blocks;
+            let mut wanted =
+                |handle: crate::alloc::Handle| own.contains(&blocks[handle.0 as usize].set);
+            let Some(handle) = env.wait_completed_of(&mut wanted) else { break };
+            self.complete_deferred(env, handle);
+        }
+        self.release_pool(env, sets, LARGE);
+        self.release_pool(env, sets, SMALL);
+    }
+
+    /// Whether a set belongs to a pool whose blocks are whole segments.
+    pub(super) fn never_splits(&self, set: u32) -> bool {
+        let sets_per_pool = self.sets_per_pool();
+        set >= sets_per_pool
+            && self.pools.iter().any(|pool| {
+                pool.no_split && pool.sets.is_some_and(|sets| set - set % sets_per_pool == sets)
+            })
+    }
+
+    /// A block of a pool that others may take from when the device refuses (spec 3.3 step 6). Only
+    /// requests of the default pools look there.
+    pub(super) fn take_overflow(&mut self, set: u32, size_bytes: u64) -> Option<Found> {
+        if set >= self.sets_per_pool() {
+            return None;
+        }
+        for at in 0..self.overflow.len() {
+            let pool = self.overflow[at];
+            let Some(sets) = self.pools[pool.index()].sets else { continue };
+            if let Some(block) = self.search(sets + set, size_bytes, false) {
+                return Some(Found { block, expandable: false });
+            }
+        }
+        None
+    }
+}
