@@ -165,7 +165,7 @@ fn table(results: &[&RunResult]) -> Grid {
             duration(result.time.allocator_device_ns).into(),
             rate(result.wall.events_per_second).into(),
         ];
-        grid.row(cells, note(result));
+        grid.row(cells, note(result) + &spread_note(result));
     }
     grid
 }
@@ -211,6 +211,31 @@ fn note(result: &RunResult) -> String {
             wrapped("  ", &printable(message), "    ")
         }
     }
+}
+
+/// `20 address policies: reserved peak 24.82 to 25.10 GiB, 3 of them out of memory`
+fn spread_note(result: &RunResult) -> String {
+    let Some(spread) = result.address_spread else { return String::new() };
+    if !spread.addresses_matter {
+        let text = "does the same whatever addresses the device gives out";
+        return wrapped("  ", text, "    ");
+    }
+    let (min, max) = (spread.reserved_bytes_peak_min, spread.reserved_bytes_peak_max);
+    let mut text = format!("{} address policies: reserved peak {}", spread.seeds, Bytes(min));
+    if min == max {
+        text.push_str(" under all");
+    } else {
+        text.push_str(&format!(" to {}", Bytes(max)));
+    }
+    if spread.seeds_with_oom > 0 {
+        text.push_str(&format!(
+            ", {} of them out of memory, {} to {} requests refused",
+            grouped(spread.seeds_with_oom),
+            grouped(spread.ooms_min),
+            grouped(spread.ooms_max),
+        ));
+    }
+    wrapped("  ", &text, "    ")
 }
 
 /// `event 4,012 asked for 1.95 GiB: largest hole 120 MiB, reserved peak 38.49 GiB, capacity ...`
@@ -313,6 +338,7 @@ pub(crate) mod tests {
                 soft_bytes: 4,
                 stream_bytes: 5,
             }),
+            address_spread: None,
             calls: CallCounts { malloc: 1200, free: 34, ..CallCounts::default() },
             counters: BTreeMap::from([("ooms".to_owned(), 0)]),
             torch_stats: Some(BTreeMap::from([("num_ooms".to_owned(), 0)])),
