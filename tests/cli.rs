@@ -100,7 +100,7 @@ mod help {
 
     #[test]
     fn every_command_has_help_with_examples_and_exit_codes() {
-        for command in ["run", "verify", "info", "convert", "list"] {
+        for command in ["run", "verify", "info", "convert", "lint-conf", "list"] {
             for flag in ["-h", "--help"] {
                 let output = fraglab(&[command, flag]);
                 assert_code(&output, 0);
@@ -109,7 +109,7 @@ mod help {
                 assert!(text.contains(&format!("fraglab {command}")), "{command} {flag}: {text}");
             }
         }
-        for command in ["run", "verify", "info"] {
+        for command in ["run", "verify", "info", "lint-conf"] {
             assert!(stdout(&fraglab(&[command, "-h"])).contains("Exit codes:"), "{command}");
         }
     }
@@ -167,6 +167,94 @@ mod list {
         let keys: Vec<&Value> =
             caching["params"].as_array().expect("params").iter().map(|p| &p["name"]).collect();
         assert!(keys.iter().any(|key| *key == "max_split_size_mb"), "{keys:?}");
+    }
+}
+
+mod lint_conf {
+    use super::*;
+
+    #[test]
+    fn traps_are_information() {
+        let output = fraglab(&["lint-conf", "max_split_size_mb:128,expandable_segments:True"]);
+        assert_code(&output, 0);
+        let text = stdout(&output);
+        assert!(text.starts_with("max_split_size_mb:128,expandable_segments:True (torch 2.11)\n"));
+        assert!(text.contains("max-split-with-expandable: "), "{text}");
+        assert!(text.contains("https://github.com/pytorch/pytorch/issues/123548\n"), "{text}");
+        assert!(stderr(&output).is_empty(), "{}", stderr(&output));
+        let plain = fraglab(&["lint-conf", ""]);
+        assert_code(&plain, 0);
+        assert!(stdout(&plain).contains("none known"), "{}", stdout(&plain));
+    }
+
+    #[test]
+    fn what_pytorch_refuses_is_an_error_with_its_place() {
+        let output = fraglab(&["lint-conf", "max_split_size_mb:64,expandable_segments:true"]);
+        assert_code(&output, 2);
+        assert!(output.stdout.is_empty(), "{}", stdout(&output));
+        let text = stderr(&output);
+        let lines: Vec<&str> = text.lines().collect();
+        let [message, settings, caret] = lines[..] else { panic!("three lines: {text}") };
+        assert!(message.starts_with("fraglab: settings, character 42: "), "{text}");
+        assert!(message.contains("expected True or False, found \"true\""), "{text}");
+        assert_eq!(settings, "  max_split_size_mb:64,expandable_segments:true");
+        let place = settings.find("true").expect("the word");
+        assert_eq!(caret, format!("{}^", " ".repeat(place)));
+        for args in [
+            &["lint-conf", "--torch", "2.9", "per_process_memory_fraction:0.5"][..],
+            &["lint-conf", "throw_on_cudamalloc_oom:True"],
+            &["lint-conf", "max_split_size_mb:19"],
+        ] {
+            assert_code(&fraglab(args), 2);
+        }
+        assert_code(&fraglab(&["lint-conf", "--torch", "2.12", "throw_on_cudamalloc_oom:True"]), 0);
+    }
+
+    #[test]
+    fn bad_arguments_are_refused() {
+        for (args, word) in [
+            (["--torch", "1.13"], "2.MINOR"),
+            (["--total", "0"], "above 0"),
+            (["--limit", "lots"], "lots"),
+            (["--env", "PATH"], "PYTORCH_ALLOC_CONF"),
+        ] {
+            let output = fraglab(&[&["lint-conf", ""], &args[..]].concat());
+            assert_code(&output, 2);
+            assert!(stderr(&output).contains(word), "{args:?}: {}", stderr(&output));
+        }
+        let long = "x".repeat((1 << 20) + 1);
+        let line = assert_one_error(&fraglab_reading(&long, &["lint-conf", "-"]));
+        assert!(line.contains("1 MiB"), "{line}");
+    }
+
+    #[test]
+    fn json_holds_settings_effects_and_traps() {
+        let settings = "garbage_collection_threshold:0.8,per_process_memory_fraction:0.5";
+        let args = ["lint-conf", "-", "--json", "--total", "80GiB", "--torch", "2.11.0+cu130"];
+        let answer = json(&fraglab_reading(&format!("{settings}\n"), &args));
+        assert_eq!(answer["settings"], settings);
+        assert_eq!(answer["torch"], "2.11");
+        assert_eq!(answer["variable"], Value::Null);
+        assert_eq!(answer["effective"]["limit_bytes"], 40u64 << 30);
+        assert_eq!(answer["effective"]["garbage_collection_bytes"], 32u64 << 30);
+        assert_eq!(answer["effective"]["max_split_size_bytes"], Value::Null);
+        assert_eq!(answer["effective"]["expandable_segments"], false);
+        assert_eq!(answer["changed"][0]["option"], "garbage_collection_threshold");
+        assert_eq!(answer["changed"][0]["value"], "0.8");
+        assert_eq!(answer["changed"].as_array().map(Vec::len), Some(2));
+        assert_eq!(answer["differences"].as_array().map(Vec::len), Some(0));
+        let traps = answer["traps"].as_array().expect("an array");
+        let find = |id: &str| traps.iter().find(|trap| trap["id"] == id);
+        assert!(find("garbage-collection-without-limit").is_none(), "there is a limit: {answer}");
+        assert_eq!(find("fraction-read-once").expect("there")["address"], Value::Null);
+        let with_address = find("environment-read-once").expect("there");
+        assert!(with_address["address"].as_str().is_some_and(|a| a.starts_with("https://")));
+        assert!(with_address["text"].is_string() && with_address["reason"].is_string());
+        let limited = ["lint-conf", "--json", "--limit", "60GiB", "--env", "PYTORCH_ALLOC_CONF"];
+        let answer = json(&fraglab(&[&limited[..], &["--torch", "2.9.1", ""]].concat()));
+        assert_eq!(answer["effective"]["limit_bytes"], 60u64 << 30);
+        assert_eq!(answer["variable"], "PYTORCH_ALLOC_CONF");
+        assert!(!answer["differences"].as_array().expect("an array").is_empty());
     }
 }
 

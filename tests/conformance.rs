@@ -33,7 +33,8 @@ const SIZES: [u64; 14] = [
 ];
 
 /// A random program of about `steps` operations on three streams, in the text form. It frees
-/// everything at the end, waits for all streams and empties the cache.
+/// everything at the end, waits for all streams and empties the cache, twice: what a device did not
+/// take back at first, it is given again.
 fn program(seed: u64, steps: usize) -> Trace {
     let mut rng = Rng(seed);
     let mut text = String::new();
@@ -75,6 +76,7 @@ fn program(seed: u64, steps: usize) -> Trace {
         line(&mut text, format_args!("done b{block}"));
     }
     line(&mut text, format_args!("empty_cache"));
+    line(&mut text, format_args!("empty_cache"));
     read_text(&text).expect("a valid program")
 }
 
@@ -106,7 +108,8 @@ fn assert_all_came_back(observed: &Observed, what: &str) {
     assert_eq!(levels.levels.reserved_bytes, 0, "{what}");
     assert_eq!(result.calls.malloc, result.calls.free, "{what}");
     assert_eq!(result.calls.create, result.calls.release, "{what}");
-    assert_eq!(result.calls.address_reserve, result.calls.address_free, "{what}");
+    // Addresses are no memory: PyTorch keeps a reservation that never got any.
+    assert!(result.calls.address_reserve >= result.calls.address_free, "{what}");
 }
 
 #[test]
@@ -143,7 +146,9 @@ fn a_limit_is_obeyed() {
             options.limit_bytes = Some(limit_mib * MIB);
             let observed = replay(&trace, &spec, &options);
             let reserved = observed.result.peaks.reserved_bytes_peak;
-            assert!(reserved <= limit_mib * MIB, "{spec}: {reserved} over {limit_mib} MiB");
+            // PyTorch checks the limit before it knows how many pages of 20 MiB a request needs.
+            let slack = if observed.result.calls.map > 0 { 20 * MIB } else { 0 };
+            assert!(reserved <= limit_mib * MIB + slack, "{spec}: {reserved} over {limit_mib} MiB");
             assert_eq!(observed.result.allocator.limit_bytes, Some(limit_mib * MIB));
             assert_all_came_back(&observed, &spec.to_string());
         }
@@ -155,19 +160,30 @@ fn a_failure_at_any_device_call_leaves_the_allocator_usable() {
     for spec in every_allocator() {
         let clean = program(3, 150);
         let calls = replay(&clean, &spec, &options(100_000)).result.calls;
-        assert!(calls.malloc > 10);
-        for nth in 1..=calls.malloc {
+        let counts = serde_json::to_value(calls).expect("counts");
+        let failing = |call, when| {
             let mut trace = clean.clone();
-            trace.header.faults =
-                vec![Fault { call: DeviceCall::Malloc, when: FaultWhen::Nth(nth) }];
-            let observed = replay(&trace, &spec, &options(100_000));
-            assert_all_came_back(&observed, &format!("{spec}, malloc {nth} fails"));
+            trace.header.faults = vec![Fault { call, when }];
+            replay(&trace, &spec, &options(100_000))
+        };
+        let mut injected = 0;
+        for call in DeviceCall::ALL {
+            let count = counts[call.name()].as_u64().expect("a count");
+            injected += count;
+            for nth in 1..=count {
+                let observed = failing(call, FaultWhen::Nth(nth));
+                assert_all_came_back(&observed, &format!("{spec}, {} {nth} fails", call.name()));
+            }
         }
-        let mut trace = clean.clone();
-        trace.header.faults = vec![Fault { call: DeviceCall::Malloc, when: FaultWhen::All }];
-        let observed = replay(&trace, &spec, &options(100_000));
-        assert_eq!(observed.result.outcome.status, Status::Oom);
-        assert_eq!(observed.result.peaks.reserved_bytes_peak, 0);
+        assert!(injected > 20, "{spec}: {counts}");
+        for call in [DeviceCall::Malloc, DeviceCall::AddressReserve, DeviceCall::Create] {
+            if counts[call.name()] == 0 {
+                continue;
+            }
+            let observed = failing(call, FaultWhen::All);
+            assert_eq!(observed.result.outcome.status, Status::Oom);
+            assert_eq!(observed.result.peaks.reserved_bytes_peak, 0);
+        }
     }
 }
 

@@ -5,16 +5,15 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use fraglab::alloc::{Action, ActionKind, Allocator, BlockState, Request};
-use fraglab::units::{BlockId, MIB, StreamId};
+use fraglab::trace::{Pool, PoolKind};
+use fraglab::units::{BlockId, MIB, PoolId, SettingsId, StreamId};
 
 use crate::model::device::{Bases, TestDevice};
 use crate::model::driver::Driver;
-use crate::model::{Model, Settings};
+use crate::model::settings::{Options, Settings};
+use crate::model::{Inputs, Model};
 
 const VECTORS: &str = include_str!("golden/pytorch_2_11.txt");
-
-/// Vectors about expandable segments and private pools, which the model does not have.
-const EXPANDABLE_OR_POOLS: [&str; 5] = ["V12", "V14", "V15", "V18", "V20"];
 
 /// One vector as it stands in the file.
 pub(crate) struct Vector {
@@ -22,6 +21,12 @@ pub(crate) struct Vector {
     /// The `PYTORCH_CUDA_ALLOC_CONF` string.
     pub(crate) config: &'static str,
     pub(crate) device_bytes: u64,
+    /// The allocator is to search once more after a flush.
+    pub(crate) research_after_flush: bool,
+    /// In the order in which they are created.
+    pub(crate) pools: Vec<Pool>,
+    /// Settings strings given at run time, in order.
+    pub(crate) settings_changes: Vec<&'static str>,
     bases: Bases,
     /// The other lines: operations with what they must log, final segments, statistics.
     lines: Vec<&'static str>,
@@ -38,6 +43,9 @@ fn vectors() -> Vec<Vector> {
                 name: line.split(' ').next().expect("a name"),
                 config: "",
                 device_bytes: 1 << 40,
+                research_after_flush: false,
+                pools: Vec::new(),
+                settings_changes: Vec::new(),
                 bases: Bases::Ascending,
                 lines: Vec::new(),
             });
@@ -48,10 +56,31 @@ fn vectors() -> Vec<Vector> {
             Some(("config", text)) => vector.config = text,
             Some(("device", text)) => vector.device_bytes = number(text),
             Some(("bases", "descending")) => vector.bases = Bases::Descending,
+            None if line == "research_after_flush" => vector.research_after_flush = true,
+            Some(("create", _)) => {
+                vector.pools.push(pool(line));
+                vector.lines.push(line);
+            }
+            Some(("settings", change)) => {
+                let (text, _) = change.split_once("->").expect("nothing is logged");
+                vector.settings_changes.push(text.trim());
+                vector.lines.push(line);
+            }
             _ => vector.lines.push(line),
         }
     }
     vectors
+}
+
+/// `create pool NAME [no_split=True] [use_on_oom=True] [capture] -> -`.
+fn pool(line: &'static str) -> Pool {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    Pool {
+        name: words[2].to_owned(),
+        kind: if words.contains(&"capture") { PoolKind::Capture } else { PoolKind::MemPool },
+        no_split: words.contains(&"no_split=True"),
+        use_on_oom: words.contains(&"use_on_oom=True"),
+    }
 }
 
 fn number(text: &str) -> u64 {
@@ -62,25 +91,44 @@ fn number(text: &str) -> u64 {
     parsed.unwrap_or_else(|_| panic!("{text:?} is not a number"))
 }
 
-/// The settings that the model needs for the options that occur in the vectors.
-fn settings(vector: &Vector) -> Settings {
+/// What the model needs to know of a vector.
+fn inputs(vector: &Vector) -> Inputs {
     let mut settings = Settings::default();
-    for option in vector.config.split(',').filter(|option| !option.is_empty()) {
+    settings.give(options(vector.name, vector.config));
+    if let Some((_, rest)) = vector.config.split_once("per_process_memory_fraction:") {
+        let text = rest.split(',').next().expect("a value");
+        let fraction: f64 = text.parse().expect("a fraction");
+        settings.limit = Some((fraction * vector.device_bytes as f64) as u64);
+    }
+    Inputs {
+        settings,
+        changes: vector.settings_changes.iter().map(|text| options(vector.name, text)).collect(),
+        pools: vector.pools.clone(),
+        stream_handles: STREAM_HANDLES.to_vec(),
+        device_total_bytes: vector.device_bytes,
+        research_after_flush: vector.research_after_flush,
+    }
+}
+
+/// The options that occur in the vectors.
+fn options(vector: &str, text: &str) -> Options {
+    let mut options = Options::default();
+    for option in text.split(',').filter(|option| !option.is_empty()) {
         let (key, value) = option.split_once(':').expect("key:value");
         match key {
             "garbage_collection_threshold" => {
-                settings.gc_threshold = value.parse().expect("a fraction");
+                options.gc_threshold = Some(value.parse().expect("a fraction"));
             }
-            "per_process_memory_fraction" => {
-                let fraction: f64 = value.parse().expect("a fraction");
-                settings.limit = Some((fraction * vector.device_bytes as f64) as u64);
-            }
-            "max_split_size_mb" => settings.max_split_size = number(value) * MIB,
-            "roundup_power2_divisions" => settings.roundup = [number(value); 16],
-            _ => panic!("{}: unknown option {key:?}", vector.name),
+            "max_split_size_mb" => options.max_split_size = Some(number(value) * MIB),
+            "large_segment_size_mb" => options.large_segment_size = Some(number(value) * MIB),
+            "roundup_power2_divisions" => options.roundup = Some([number(value); 16]),
+            "expandable_segments" => options.expandable = Some(value == "True"),
+            // Not an option that can change: see `inputs`.
+            "per_process_memory_fraction" => {}
+            _ => panic!("{vector}: unknown option {key:?}"),
         }
     }
-    settings
+    options
 }
 
 /// Raw handles of the streams of all vectors.
@@ -93,16 +141,22 @@ fn stream(text: &str) -> StreamId {
 }
 
 /// A run of one vector: names of blocks, and what streams still have to do.
-struct Run<A> {
+struct Run<'a, A> {
+    vector: &'a Vector,
     driver: Driver<A>,
     names: BTreeMap<&'static str, BlockId>,
     recorded: BTreeMap<BlockId, BTreeSet<StreamId>>,
     /// Per stream the blocks whose event stands in its queue.
     queues: BTreeMap<StreamId, VecDeque<BlockId>>,
     blocks_made: u32,
+    settings_given: u32,
+    /// Pools entered and not left.
+    entered: Vec<PoolId>,
+    /// The allocator's own numbers of the pools, as far as they were entered.
+    pool_numbers: BTreeMap<u32, PoolId>,
 }
 
-impl<A: Allocator> Run<A> {
+impl<A: Allocator> Run<'_, A> {
     fn operation(&mut self, text: &'static str) {
         let words: Vec<&'static str> = text.split_whitespace().collect();
         match words[..] {
@@ -118,7 +172,33 @@ impl<A: Allocator> Run<A> {
                 }
             }
             ["empty_cache"] => self.driver.empty_cache(),
+            ["settings", _] => {
+                self.driver.change_settings(SettingsId(self.settings_given));
+                self.settings_given += 1;
+            }
+            // It comes into being when it is entered.
+            ["create", "pool", ..] => {}
+            ["enter", "pool", name] => self.pool_enter(self.pool(name)),
+            ["leave", "pool"] => {
+                let pool = self.entered.pop().expect("a pool is entered");
+                self.driver.pool_leave(pool);
+            }
+            ["delete", "pool", name] => self.driver.pool_delete(self.pool(name)),
             _ => panic!("unknown operation {text:?}"),
+        }
+    }
+
+    fn pool(&self, name: &str) -> PoolId {
+        let at = self.vector.pools.iter().position(|pool| pool.name == name);
+        PoolId(at.expect("a pool of the vector") as u32)
+    }
+
+    fn pool_enter(&mut self, pool: PoolId) {
+        self.entered.push(pool);
+        self.driver.pool_enter(pool);
+        for size_bytes in [1, 2 * MIB] {
+            let request = Request { block: BlockId::NONE, size_bytes, stream: StreamId(0) };
+            self.pool_numbers.insert(self.driver.allocator.pool_of(request), pool);
         }
     }
 
@@ -168,37 +248,58 @@ impl<A: Allocator> Run<A> {
             ActionKind::FreeCompleted => "fdone",
             ActionKind::SegmentAlloc => "seg_alloc",
             ActionKind::SegmentFree => "seg_free",
+            ActionKind::SegmentMap => "seg_map",
+            ActionKind::SegmentUnmap => "seg_unmap",
             ActionKind::Oom => return format!("oom {}", action.size_bytes),
             other => panic!("{other:?} has no place in these vectors"),
         };
-        let base = self.driver.device().given[action.segment as usize];
+        let base = self.driver.device().given[action.segment as usize].address;
         assert_eq!(action.address, base + action.offset_bytes, "{action:?}");
+        let segment = self.segment_name(action.segment);
         let stream = match STREAM_HANDLES[action.stream.index()] {
             0 => String::new(),
             handle => format!(" s{handle:x}"),
         };
-        format!("{kind} S{}+{} {}{stream}", action.segment, action.offset_bytes, action.size_bytes)
+        format!("{kind} {segment}+{} {}{stream}", action.offset_bytes, action.size_bytes)
     }
 
-    /// The `final` lines.
+    /// `S` and `E` are numbered each for themselves.
+    fn segment_name(&self, ordinal: u32) -> String {
+        let given = &self.driver.device().given[..=ordinal as usize];
+        let reserved = given[ordinal as usize].reserved;
+        let number = given.iter().filter(|other| other.reserved == reserved).count() - 1;
+        format!("{}{number}", if reserved { 'E' } else { 'S' })
+    }
+
+    /// The `final` lines: segments and mapped runs.
     fn layout(&self) -> Vec<String> {
-        let mut lines: Vec<(u32, u64, String)> = Vec::new();
+        let mut lines: Vec<(String, u64, String)> = Vec::new();
+        let mut end = 0;
         for block in self.driver.layout() {
-            if lines.last().is_none_or(|&(segment, ..)| segment != block.segment) {
-                lines.push((block.segment, 0, String::new()));
+            let offset = block.address - block.segment_address;
+            if offset == 0 || block.address != end {
+                let name = self.segment_name(block.segment);
+                lines.push((format!("final {name}+{offset} size"), 0, self.pool_text(block.pool)));
             }
+            end = block.address + block.size_bytes;
             let state = match block.state {
                 BlockState::Allocated => 'A',
                 BlockState::Deferred => 'P',
                 BlockState::Free => 'f',
             };
             let (_, size, text) = lines.last_mut().expect("just pushed");
-            assert_eq!(block.address, block.segment_address + *size, "no gaps");
             *size += block.size_bytes;
             *text += &format!(" {}{state}", block.size_bytes);
         }
-        let lines = lines.into_iter();
-        lines.map(|(n, size, text)| format!("final S{n}+0 size {size}:{text}")).collect()
+        lines.into_iter().map(|(start, size, text)| format!("{start} {size}{text}")).collect()
+    }
+
+    /// Private pools are (0, 1), (0, 2), ... in the order of their creation.
+    fn pool_text(&self, number: u32) -> String {
+        match self.pool_numbers.get(&number) {
+            Some(pool) => format!(" pool (0, {}):", pool.0 + 1),
+            None => ":".to_owned(),
+        }
     }
 
     /// The `stats` line.
@@ -225,11 +326,15 @@ impl<A: Allocator> Run<A> {
 fn run_vector<A: Allocator>(vector: &Vector, allocator: A) {
     let device = TestDevice::new(vector.device_bytes, vector.bases);
     let mut run = Run {
+        vector,
         driver: Driver::new(allocator, device),
         names: BTreeMap::new(),
         recorded: BTreeMap::new(),
         queues: BTreeMap::new(),
         blocks_made: 0,
+        settings_given: 0,
+        entered: Vec::new(),
+        pool_numbers: BTreeMap::new(),
     };
     let mut ends = Vec::new();
     for &line in &vector.lines {
@@ -246,21 +351,19 @@ fn run_vector<A: Allocator>(vector: &Vector, allocator: A) {
     assert_eq!(found, ends, "{}: end", vector.name);
 }
 
-/// Runs every vector without expandable segments and private pools.
-pub(crate) fn run_plain_vectors<A: Allocator>(build: impl Fn(&Vector) -> A) {
-    let mut names = Vec::new();
-    for vector in vectors() {
-        if !EXPANDABLE_OR_POOLS.contains(&vector.name) {
-            run_vector(&vector, build(&vector));
-            names.push(vector.name);
-        }
+/// Runs every vector.
+pub(crate) fn run_vectors<A: Allocator>(build: impl Fn(&Vector) -> A) {
+    let vectors = vectors();
+    for vector in &vectors {
+        run_vector(vector, build(vector));
     }
-    let expected = "V1 V2 V3 V4 V4a V4b V5 V6 V6b V7 V9 V10 V11 V16 V21 V22 \
-                    H1 H2 H3 H4";
+    let names: Vec<&str> = vectors.iter().map(|vector| vector.name).collect();
+    let expected = "V1 V2 V3 V4 V4a V4b V5 V6 V6b V7 V9 V10 V11 V12 V14 V15 V16 V18 V20 V21 V22 \
+                    H1 H2 H3 H4 H5 H6 H7 H8 H9 H10";
     assert_eq!(names.join(" "), expected, "vectors that ran");
 }
 
 #[test]
-fn the_model_reproduces_the_plain_vectors() {
-    run_plain_vectors(|vector| Model::new(settings(vector), STREAM_HANDLES.to_vec()));
+fn the_model_reproduces_the_vectors() {
+    run_vectors(|vector| Model::new(inputs(vector)));
 }

@@ -11,13 +11,17 @@ use std::path::{Path, PathBuf};
 
 use flate2::read::MultiGzDecoder;
 use fraglab::import::{
-    ImportError, Imported, RawBlockState, ReadOptions, import_rmm_csv, import_snapshot,
-    read_rmm_csv, read_torch_snapshot, read_trace, trace_from_snapshot,
+    ImportError, Imported, KnownMemory, RawBlockState, RawSnapshot, ReadOptions, import_rmm_csv,
+    import_snapshot, read_rmm_csv, read_torch_snapshot, read_trace, trace_from_snapshot,
 };
-use fraglab::trace::{EntryKind, Op, RecordedKind, Trace, recorded_entries, validate};
+use fraglab::trace::{EntryKind, Op, RecordedKind, StartState, Trace, recorded_entries, validate};
 use fraglab::units::BlockId;
 
 use crate::common::{Rng, shared_dir};
+
+mod forward;
+
+use forward::{Forward, State};
 
 const BASE: u64 = 0x7f00_0000_0000;
 
@@ -115,6 +119,10 @@ fn check_replayable(trace: &Trace, name: &str) {
     }
     validate(trace).unwrap_or_else(|error| panic!("{name}: {error}"));
     let mut lives = vec![Life::New; trace.blocks.len()];
+    for (_, block) in trace.start.iter().flat_map(|start| start.blocks_in_use()) {
+        let life = if block.state == StartState::Live { Life::Live } else { Life::Deferred };
+        lives[block.block.index()] = life;
+    }
     let mut time_ns = 0;
     for (index, event) in trace.events.iter().enumerate() {
         assert!(event.time_ns >= time_ns, "{name}: time goes back at event {index}");
@@ -176,6 +184,116 @@ fn phases_and_sites_of_a_recording_are_there() {
     let label = trace.site_label(site).unwrap();
     assert!(label.contains("site-packages/torch/nn/modules/module.py:"), "{label}");
     assert!(trace.sites.stacks.len() < trace.blocks.len() / 2, "stacks are interned");
+}
+
+// ------------------------------------------------------------------- histories that begin late
+
+/// Recordings with a whole history, most of them without block lists.
+const WHOLE: [&str; 20] = [
+    "graph-train",
+    "mempool",
+    "streams-offload",
+    "random.default",
+    "random.expandable.gc30",
+    "random.expandable.tight",
+    "random.gc40",
+    "random.roundupmix",
+    "random.split40",
+    "tiny.stacks",
+    "gpt2-small.stacks",
+    "llama-1b-plain.oom40.stacks",
+    "llama-1b-varlen.s4.stacks",
+    "mixtral-moe.stacks",
+    "gpt2-small.roundup4",
+    "llama-1b-varlen",
+    "llama-1b-varlen.expandable.cap49",
+    "opt-1-3b-act-offload.split128",
+    "pipeline-1f1b.expandable",
+    "deepspeed-opt-1-3b-LRO.rank0",
+];
+
+fn raw_recording(dir: &Path, name: &str) -> RawSnapshot {
+    let (_, reader) = open_recording(dir, name);
+    read_torch_snapshot(reader).unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
+/// The total memory that a recording's truth file tells.
+fn known_of(dir: &Path, name: &str) -> KnownMemory {
+    let (path, reader) = open_recording(dir, name);
+    let imported = import_snapshot(&path, reader, &ReadOptions::default()).unwrap();
+    let device_total_bytes = imported.trace.header.device.total_bytes;
+    KnownMemory { room_bytes: None, device_total_bytes }
+}
+
+#[test]
+fn late_recordings_lead_to_their_final_blocks() {
+    let Some(dir) = shared_dir() else { return };
+    for (name, blocks) in [("llama-1b-varlen.late", 661), ("llama-3b-recompute.overflow", 761)] {
+        let raw = raw_recording(&dir, name);
+        let trace = import_recording(&dir, name).trace;
+        let (_, end) = Forward::follow(&trace, &[]);
+        end.expect(&raw.segments, name);
+        let history = trace.header.history;
+        // Freed in the history, and the two that are still there at the end.
+        assert_eq!(history.frees_without_alloc + 2, blocks, "{name}");
+        assert_eq!(history.blocks_at_start, blocks, "{name}");
+        let truth = trace.recording.as_ref().unwrap().truth.as_ref().unwrap();
+        let allocs_of_run = truth.stats["allocation.all.allocated"];
+        assert_eq!(history.allocs_of_run, Some(allocs_of_run as u64), "{name}");
+    }
+}
+
+/// Cuts of whole histories, of which the layout at the cut is known by following the whole.
+#[test]
+fn the_start_of_a_cut_history_is_what_the_whole_one_shows() {
+    let Some(dir) = shared_dir() else { return };
+    let (mut exact, mut guessed, mut wrong) = (0, 0, 0);
+    for name in WHOLE {
+        let mut raw = raw_recording(&dir, name);
+        let known = known_of(&dir, name);
+        let device = raw.devices.iter().position(|entries| !entries.is_empty()).unwrap();
+        let (whole, _) = trace_from_snapshot(&raw, None, known).unwrap();
+        assert_eq!(whole.start, None, "{name}");
+        let entries = raw.devices[device].clone();
+        let cuts = [1, 2, 3].map(|quarter| entries.len() * quarter / 4);
+        let (at_cuts, end) = Forward::follow(&whole, &cuts);
+        if raw.segments.iter().any(|segment| segment.blocks.is_empty()) {
+            end.fill(&mut raw.segments);
+        }
+        end.expect(&raw.segments, name);
+        for (cut, shown) in cuts.into_iter().zip(at_cuts) {
+            let name = format!("{name} from entry {cut}");
+            raw.devices[device] = entries[cut..].to_vec();
+            let (trace, warnings) = trace_from_snapshot(&raw, None, known).unwrap();
+            check_replayable(&trace, &name);
+            let start = trace.start.as_ref().unwrap_or_else(|| panic!("{name}: {warnings:?}"));
+            assert!(warnings[0].starts_with("the history begins late: "), "{name}: {warnings:?}");
+            let begun = Forward::at_start(&trace);
+            assert_eq!(begun.memory, shown.memory, "{name}: segments at the start");
+            let in_use = |forward: &Forward| {
+                let blocks = forward.blocks.iter().filter(|(_, b)| b.state != State::Free);
+                blocks.map(|(&address, &block)| (address, block)).collect::<Vec<_>>()
+            };
+            let (begun, shown) = (in_use(&begun), in_use(&shown));
+            assert_eq!(begun.len(), shown.len(), "{name}: blocks in use at the start");
+            assert_eq!(trace.header.history.blocks_at_start, shown.len() as u64, "{name}");
+            for ((found, expected), (_, block)) in
+                begun.iter().zip(&shown).zip(start.blocks_in_use())
+            {
+                if block.guessed {
+                    guessed += 1;
+                    wrong += usize::from(found != expected);
+                } else {
+                    exact += 1;
+                    assert_eq!(found, expected, "{name}");
+                }
+            }
+            let (_, end) = Forward::follow(&trace, &[]);
+            end.expect(&raw.segments, &name);
+        }
+    }
+    // A guess is a good one, and few are needed.
+    assert!(wrong * 100 < guessed && guessed * 10 < exact, "{exact} {guessed} {wrong}");
 }
 
 // -------------------------------------------------------------------------------- dialects
@@ -761,7 +879,7 @@ fn entries_without_stream_or_time_get_the_default() {
     p.raw(b"}(").text("segments").raw(b"]").text("device_traces").raw(b"](](}(");
     p.text("action").text("alloc").text("addr").int(-4096).text("size").int(5).raw(b"ueeu");
     let raw = read_torch_snapshot(p.finish().as_slice()).unwrap();
-    let (trace, warnings) = trace_from_snapshot(&raw, None, None).unwrap();
+    let (trace, warnings) = trace_from_snapshot(&raw, None, KnownMemory::default()).unwrap();
     assert!(warnings.is_empty());
     assert_eq!(trace.streams[trace.blocks[0].stream.index()].handle, 0);
     // The C++ writer gives addresses as signed numbers.

@@ -1,11 +1,13 @@
 //! All integration tests, in one binary so that linking is paid for once.
 
 mod caching;
+mod caching_faults;
 mod caching_property;
 mod cases;
 mod cli;
 mod common;
 mod conformance;
+mod cuts;
 mod golden;
 mod import;
 mod model;

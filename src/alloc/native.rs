@@ -34,6 +34,8 @@ pub struct Native {
     blocks: Vec<Block>,
     /// Ids of `blocks` that stand for nothing.
     spare: Vec<u32>,
+    /// Free blocks whose range the device did not take back; asked again by `empty_cache`.
+    refused: Vec<Handle>,
     levels: Levels,
     mallocs: u64,
     frees: u64,
@@ -51,6 +53,7 @@ impl Native {
             limit_bytes: inputs.limit_bytes.or(inputs.recorded_limit_bytes),
             blocks: Vec::new(),
             spare: Vec::new(),
+            refused: Vec::new(),
             levels: Levels::default(),
             mallocs: 0,
             frees: 0,
@@ -80,16 +83,25 @@ impl Native {
         }
         self.levels.active_bytes -= block.size_bytes;
         self.blocks[handle.0 as usize].state = BlockState::Free;
-        // A device that refuses to take the range back keeps it; it stays reserved and is never
-        // reused.
-        if env.device().free(block.address).is_ok() {
-            self.levels.reserved_bytes -= block.size_bytes;
-            self.frees += 1;
-            self.spare.push(handle.0);
-            if E::LOG {
-                env.log(self.action(ActionKind::SegmentFree, &block));
-            }
+        if !self.give_back(env, handle) {
+            self.refused.push(handle);
         }
+    }
+
+    /// Returns the range of a free block. Says whether the device took it.
+    #[inline]
+    fn give_back<E: Env>(&mut self, env: &mut E, handle: Handle) -> bool {
+        let block = self.blocks[handle.0 as usize];
+        if env.device().free(block.address).is_err() {
+            return false;
+        }
+        self.levels.reserved_bytes -= block.size_bytes;
+        self.frees += 1;
+        self.spare.push(handle.0);
+        if E::LOG {
+            env.log(self.action(ActionKind::SegmentFree, &block));
+        }
+        true
     }
 
     #[inline]
@@ -199,6 +211,11 @@ impl Allocator for Native {
 
     fn empty_cache<E: Env>(&mut self, env: &mut E) {
         self.wait(env);
+        for handle in std::mem::take(&mut self.refused) {
+            if !self.give_back(env, handle) {
+                self.refused.push(handle);
+            }
+        }
     }
 
     #[inline]

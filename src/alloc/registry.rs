@@ -30,7 +30,7 @@ pub struct AllocatorInfo {
 
 /// Expands to [`list`] and [`build`] from one line an allocator.
 macro_rules! allocators {
-    ($($name:literal, $type:ty, $summary:literal, $params:expr;)*) => {
+    ($($name:literal, $build:path, $summary:literal, $params:expr;)*) => {
         /// Every allocator.
         pub fn list() -> Vec<AllocatorInfo> {
             vec![$(AllocatorInfo { name: $name, summary: $summary, params: $params }),*]
@@ -47,7 +47,7 @@ macro_rules! allocators {
         ) -> Result<V::Output, SpecError> {
             let params = Params::new(spec);
             match spec.name.as_str() {
-                $($name => Ok(visitor.visit(<$type>::build(params, inputs)?)),)*
+                $($name => Ok(visitor.visit($build(params, inputs)?)),)*
                 _ => Err(SpecError::UnknownAllocator {
                     name: spec.name.clone(),
                     known: list().iter().map(|info| info.name).collect::<Vec<_>>().join(", "),
@@ -58,6 +58,9 @@ macro_rules! allocators {
 }
 
 allocators! {
-    "caching", Caching, "PyTorch's CUDA caching allocator, exact", caching::parameter_help();
-    "native", Native, "one device malloc per tensor: a bound that caches nothing", Vec::new();
+    "caching", Caching::build, "PyTorch's CUDA caching allocator, exact",
+        caching::parameter_help();
+    "expandable", Caching::build_expandable,
+        "caching+expandable_segments=True; takes the same parameters", Vec::new();
+    "native", Native::build, "one device malloc per tensor: a bound that caches nothing", Vec::new();
 }

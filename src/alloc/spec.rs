@@ -179,6 +179,11 @@ impl Params {
         self.left.remove(key)
     }
 
+    /// Gives a parameter a value unless one was given.
+    pub fn preset(&mut self, key: &str, value: &str) {
+        self.left.entry(key.to_owned()).or_insert_with(|| value.to_owned());
+    }
+
     /// The allocator's name.
     pub fn allocator(&self) -> &str {
         &self.allocator

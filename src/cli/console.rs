@@ -61,7 +61,7 @@ impl Console {
         self.note(&format!("fraglab: warning: {}: {text}", file.display()));
     }
 
-    /// One line about what could not be done; for a text trace also the line it is about.
+    /// One line about what could not be done; for a text also the line it is about.
     pub(super) fn error(&self, error: &anyhow::Error) {
         self.note(&format!("fraglab: {}", one_line(error)));
         if let Some(excerpt) = error.downcast_ref::<ReadFailure>().and_then(ReadFailure::excerpt) {

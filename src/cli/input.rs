@@ -4,6 +4,7 @@ use std::error::Error;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use crate::alloc::caching::ConfigError;
 use crate::import::{ImportError, Imported, ReadOptions, read_trace};
 use crate::trace::TextError;
 
@@ -31,7 +32,7 @@ pub(super) fn read(path: &Path, options: &ReadOptions) -> Result<Imported, ReadF
     read_trace(path, options).map_err(|error| ReadFailure::new(path, &error))
 }
 
-/// A trace could not be read: one line with the file name, and for text traces the place.
+/// An input could not be read: one line that says which, and the place in a text trace or string.
 #[derive(Debug)]
 pub(super) struct ReadFailure {
     message: String,
@@ -44,7 +45,13 @@ impl ReadFailure {
         ReadFailure { message: located(path, error), excerpt }
     }
 
-    /// The line of the text trace that is wrong, with a caret under the place.
+    /// A settings string that is not accepted.
+    pub(super) fn of_settings(error: &ConfigError) -> ReadFailure {
+        let message = format!("settings, character {}: {}", error.position, error.message);
+        ReadFailure { message, excerpt: Some(error.excerpt()) }
+    }
+
+    /// The line that is wrong, with a caret under the place.
     pub(super) fn excerpt(&self) -> Option<&str> {
         self.excerpt.as_deref()
     }

@@ -12,14 +12,15 @@
 //! # Exit codes
 //!
 //! 0: good. 1: the answer is "no" (`Verdict::No`). 2: it could not be done, which wins over 1.
-//! Every error is one line on standard error, `fraglab: FILE: message`; an error in a text trace is
-//! followed by the line it stands in and a caret. A closed pipe is no error.
+//! Every error is one line on standard error, `fraglab: FILE: message`; an error in a text trace or
+//! a settings string is followed by the line it stands in and a caret. A closed pipe is no error.
 
 mod console;
 mod convert;
 mod expectations;
 mod info;
 mod input;
+mod lint_conf;
 mod list;
 mod output;
 mod progress;
@@ -46,6 +47,8 @@ Examples:
       whether the simulated allocator does exactly what the recorded one did
   fraglab info snapshot.pickle
       what is in a file
+  fraglab lint-conf max_split_size_mb:128,expandable_segments:True
+      what a PYTORCH_CUDA_ALLOC_CONF string does, and its traps
 
 Exit codes: 0 good, 1 the answer is \"no\" (out of memory, a mismatch), 2 it could not be done.";
 
@@ -82,6 +85,8 @@ enum Command {
     Info(info::Args),
     /// Write a trace in another format
     Convert(convert::Args),
+    /// Tell what a settings string of PyTorch's allocator does, and its traps
+    LintConf(lint_conf::Args),
     /// List the allocators with their parameters, the cost profiles and the trace formats
     List(list::Args),
 }
@@ -133,6 +138,7 @@ fn execute(cli: Cli, console: &Console) -> anyhow::Result<Verdict> {
         Command::Verify(args) => verify::execute(&args, console),
         Command::Info(args) => info::execute(&args, console),
         Command::Convert(args) => convert::execute(&args, console),
+        Command::LintConf(args) => lint_conf::execute(&args, console),
         Command::List(args) => list::execute(&args, console),
     }
 }

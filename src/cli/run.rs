@@ -197,7 +197,7 @@ fn parse_alloc_list(text: &str) -> Result<AllocList, crate::alloc::spec::SpecErr
 }
 
 /// A size of which nothing would be no size.
-fn parse_size(text: &str) -> Result<Bytes, String> {
+pub(super) fn parse_size(text: &str) -> Result<Bytes, String> {
     match text.parse::<Bytes>() {
         Ok(Bytes(0)) => Err("expected a size above 0, as in 80GiB".to_owned()),
         Ok(size) => Ok(size),

@@ -8,18 +8,18 @@ use super::clock::program_times;
 use super::completions::Completions;
 use super::result::{
     AddressSpread, AllocatorSummary, DeviceSummary, FinalLevels, Outcome, RunResult,
-    SCHEMA_VERSION, SimulatedTime, Status, TraceSummary, Wall,
+    SCHEMA_VERSION, SimulatedTime, StartSummary, Status, TraceSummary, Wall,
 };
 use crate::alloc::registry::{self, Visitor};
 use crate::alloc::spec::{AllocSpec, SpecError};
-use crate::alloc::{Action, Allocator, BuildInputs, Env, Handle, Request};
+use crate::alloc::{Action, Allocator, BuildInputs, Env, Handle, LayoutBlock, Request};
 use crate::device::sim::addresses::{Addresses, HostCopy};
 use crate::device::{CostProfile, Counting, Device, Faulty, Sim};
 use crate::metrics::{
     DecisionRow, Decisions, NoSink, PeakTracker, Peaks, Shadow, Sink, Split, SplitAt, Timeline,
     TimelineRow, split,
 };
-use crate::trace::{AddressPolicy, Event, Op, Trace};
+use crate::trace::{AddressPolicy, Event, Op, StartLayout, StartState, Trace};
 use crate::units::{BlockId, Bytes, StreamId};
 
 /// How to run.
@@ -252,7 +252,11 @@ impl Visitor for Runner<'_> {
 
     fn visit<A: Allocator + Send + 'static>(self, allocator: A) -> Self::Output {
         let policy = self.address_policy::<A>();
-        let device = self.device(policy)?;
+        let fresh = allocator.clone();
+        let mut allocator = allocator;
+        let mut sim = self.sim(policy)?;
+        let started = self.start(&mut allocator, &mut sim);
+        let device = self.wrapped(sim);
         let program_ns = program_times(self.trace, &self.options.profile);
         let watched = self.observe != Observe::default() || self.options.paranoid;
         // The unwatched loop is compiled without any sink; whatever is watched shares one other.
@@ -265,7 +269,7 @@ impl Visitor for Runner<'_> {
                 ),
             );
             let (run, (decisions, (timeline, shadow))) =
-                self.replay(allocator.clone(), device.clone(), sinks, u64::MAX);
+                self.replay(allocator.clone(), device.clone(), sinks, u64::MAX, &started);
             if let Some(breach) = shadow.as_ref().and_then(Shadow::breach) {
                 return Err(RunError::Contract {
                     allocator: self.spec.to_string(),
@@ -278,13 +282,16 @@ impl Visitor for Runner<'_> {
                 timeline.map_or_else(Vec::new, |sink| self.timed(sink.rows, &program_ns));
             (run, decisions, timeline)
         } else {
-            let (run, _) = self.replay(allocator.clone(), device.clone(), NoSink, u64::MAX);
+            let (run, _) =
+                self.replay(allocator.clone(), device.clone(), NoSink, u64::MAX, &started);
             (run, Vec::new(), Vec::new())
         };
-        let address_spread = self.address_spread(&run, &allocator);
-        let split = self.split(&run, allocator, device);
+        let address_spread = self.address_spread(&run, fresh);
+        let split = self.split(&run, allocator, device, &started);
         let program_ns = program_ns.last().copied().unwrap_or(0);
-        let result = RunResult { address_spread, ..self.result(run, split, policy, program_ns) };
+        let mut result = self.result(run, split, policy, program_ns);
+        result.start = self.start_summary(&started);
+        result.address_spread = address_spread;
         Ok(Observed { result, decisions, timeline })
     }
 }
@@ -299,10 +306,22 @@ impl<S: Sink> Visitor for Watcher<'_, S> {
     type Output = Result<(Watched, S), RunError>;
 
     fn visit<A: Allocator + Send + 'static>(self, allocator: A) -> Self::Output {
-        let device = self.runner.device(self.runner.address_policy::<A>())?;
-        let (run, sink) = self.runner.replay(allocator, device, self.sink, u64::MAX);
+        let runner = self.runner;
+        let sim = runner.sim(runner.address_policy::<A>())?;
+        let (run, sink) = runner.replay_on(sim, allocator, self.sink);
         Ok((Watched { peaks: run.peaks, failure: run.allocator.failure() }, sink))
     }
+}
+
+/// How a replay begins.
+#[derive(Clone, Debug)]
+enum Started {
+    /// With nothing.
+    Empty,
+    /// With the layout of the recorded allocator: handles of the blocks in use, in their order.
+    TakenOver(Vec<Handle>),
+    /// With the blocks that were in use, asked for one by one.
+    Asked,
 }
 
 /// What a replay leaves behind.
@@ -335,7 +354,7 @@ impl Runner<'_> {
         asked.unwrap_or(default)
     }
 
-    fn device(&self, policy: AddressPolicy) -> Result<SimDevice, RunError> {
+    fn sim(&self, policy: AddressPolicy) -> Result<Sim, RunError> {
         let addresses = match policy {
             AddressPolicy::Chunks => self.driver_model(),
             AddressPolicy::Ascending => Addresses::ascending(),
@@ -345,11 +364,14 @@ impl Runner<'_> {
                 None => return Err(RunError::NoRecordedAddresses),
             },
         };
-        Ok(self.device_with(addresses))
+        Ok(self.sim_with(addresses))
     }
 
-    fn device_with(&self, addresses: Addresses) -> SimDevice {
-        let sim = Sim::new(self.capacity_bytes, self.total_bytes, addresses);
+    fn sim_with(&self, addresses: Addresses) -> Sim {
+        Sim::new(self.capacity_bytes, self.total_bytes, addresses)
+    }
+
+    fn wrapped(&self, sim: Sim) -> SimDevice {
         let faulty = Faulty::new(sim, self.trace.header.faults.clone());
         Counting::new(faulty, self.options.profile.clone())
     }
@@ -359,7 +381,7 @@ impl Runner<'_> {
     fn address_spread<A: Allocator + Send>(
         &self,
         run: &Replayed<A>,
-        allocator: &A,
+        allocator: A,
     ) -> Option<AddressSpread> {
         let seeds = u64::from(self.options.address_seeds);
         if seeds == 0 {
@@ -373,8 +395,7 @@ impl Runner<'_> {
                     0 => self.driver_model(),
                     _ => Addresses::seeded(seed),
                 };
-                let device = self.device_with(addresses);
-                figures(&self.replay(allocator, device, NoSink, u64::MAX).0)
+                figures(&self.replay_on(self.sim_with(addresses), allocator, NoSink).0)
             });
             runs.collect()
         } else {
@@ -407,6 +428,56 @@ impl Runner<'_> {
         }
     }
 
+    /// A whole replay on a fresh device.
+    fn replay_on<A: Allocator, S: Sink>(
+        &self,
+        mut sim: Sim,
+        mut allocator: A,
+        sink: S,
+    ) -> (Replayed<A>, S) {
+        let started = self.start(&mut allocator, &mut sim);
+        self.replay(allocator, self.wrapped(sim), sink, u64::MAX, &started)
+    }
+
+    /// Lets allocator and device begin with what was there when the history begins.
+    fn start<A: Allocator>(&self, allocator: &mut A, sim: &mut Sim) -> Started {
+        let Some(start) = &self.trace.start else { return Started::Empty };
+        let Some(handles) = allocator.adopt(start, &self.trace.blocks) else {
+            return Started::Asked;
+        };
+        let mut layout = Vec::new();
+        allocator.layout(&mut |block| layout.push(block));
+        for segment in layout.chunk_by(|a, b| a.segment == b.segment) {
+            let LayoutBlock { segment_address, segment_bytes, page_bytes, .. } = segment[0];
+            if page_bytes == 0 {
+                sim.hold(segment_address, segment_bytes);
+                continue;
+            }
+            sim.hold_reservation(segment_address, segment_bytes);
+            // Blocks do not end with pages, but the runs that they make up do.
+            let mut mapped_to = segment_address;
+            for block in segment {
+                let end = block.address + block.size_bytes;
+                mapped_to = mapped_to.max(block.address);
+                while mapped_to < end {
+                    sim.hold_page(mapped_to, page_bytes);
+                    mapped_to += page_bytes;
+                }
+            }
+        }
+        Started::TakenOver(handles)
+    }
+
+    fn start_summary(&self, started: &Started) -> Option<StartSummary> {
+        let start = self.trace.start.as_ref()?;
+        let in_use = start.blocks_in_use();
+        let size = |block: BlockId| self.trace.blocks[block.index()].size_bytes;
+        let (blocks, requested_bytes) =
+            in_use.fold((0, 0), |(count, sum), (_, block)| (count + 1, sum + size(block.block)));
+        let layout_kept = matches!(started, Started::TakenOver(_));
+        Some(StartSummary { blocks, requested_bytes, layout_kept })
+    }
+
     /// One pass over the trace, up to and including event `last_event`.
     fn replay<A: Allocator, S: Sink>(
         &self,
@@ -414,8 +485,12 @@ impl Runner<'_> {
         device: SimDevice,
         sink: S,
         last_event: u64,
+        started: &Started,
     ) -> (Replayed<A>, S) {
         let mut replay = Replay::new(self.trace, allocator, device, sink);
+        if let Some(start) = &self.trace.start {
+            replay.start(start, started);
+        }
         let end = usize::try_from(last_event.saturating_add(1)).unwrap_or(usize::MAX);
         let events = &self.trace.events[..end.min(self.trace.events.len())];
         let loading_events = self.loading.map_or(0, |loading| loading.events);
@@ -449,6 +524,7 @@ impl Runner<'_> {
         run: &Replayed<A>,
         allocator: A,
         device: SimDevice,
+        started: &Started,
     ) -> Option<Split> {
         if run.peaks.reserved_bytes_peak == 0 {
             return None;
@@ -457,12 +533,14 @@ impl Runner<'_> {
             Some(refusal) => (SplitAt::Oom, refusal.event),
             None => (SplitAt::ReservedPeak, run.peaks.reserved_event),
         };
-        let block = match self.trace.events.get(event as usize)?.op {
-            Op::Alloc(block) | Op::Attempt(block) => block,
-            _ => return None,
-        };
+        // Memory that was there at the start may be the most there ever is: then the first request.
+        let events = self.trace.events.get(event as usize..)?;
+        let block = events.iter().find_map(|event| match event.op {
+            Op::Alloc(block) | Op::Attempt(block) => Some(block),
+            _ => None,
+        })?;
         let block = self.trace.blocks[block.index()];
-        let (stopped, _) = self.replay(allocator, device, NoSink, event);
+        let (stopped, _) = self.replay(allocator, device, NoSink, event, started);
         let mut layout = Vec::new();
         stopped.allocator.layout(&mut |block| layout.push(block));
         let request =
@@ -520,6 +598,7 @@ impl Runner<'_> {
             },
             outcome: self.outcome(&run),
             peaks,
+            start: None,
             final_levels: FinalLevels {
                 requested_bytes: run.requested_bytes,
                 levels: run.allocator.levels(),
@@ -543,7 +622,16 @@ impl Runner<'_> {
         }
     }
 
-    fn outcome<A>(&self, run: &Replayed<A>) -> Outcome {
+    fn outcome<A: Allocator>(&self, run: &Replayed<A>) -> Outcome {
+        if let Some(message) = run.allocator.failure() {
+            return Outcome {
+                status: Status::Failed,
+                event_index: None,
+                requested_bytes: None,
+                largest_hole_bytes: None,
+                message: Some(message),
+            };
+        }
         let Some(refusal) = run.refusal else {
             return Outcome {
                 status: Status::Ok,
@@ -682,6 +770,39 @@ impl<A: Allocator, S: Sink> Replay<A, SimDevice, S> {
             refusal: None,
             refusals: 0,
             memory_events: 0,
+        }
+    }
+
+    /// Begins with the blocks that were in use when the history begins.
+    fn start(&mut self, start: &StartLayout, started: &Started) {
+        let handles: &[Handle] = match started {
+            Started::TakenOver(handles) => handles,
+            Started::Empty | Started::Asked => &[],
+        };
+        if S::LOG && !handles.is_empty() {
+            let mut layout = Vec::new();
+            self.allocator.layout(&mut |block| layout.push(block));
+            self.env.sink.start(&layout);
+        }
+        for (index, (_, row)) in start.blocks_in_use().enumerate() {
+            let block = row.block;
+            let taken_over = handles.get(index).copied();
+            let handle = taken_over.unwrap_or_else(|| self.malloc(block));
+            let slot = &mut self.slots[block.index()];
+            slot.handle = handle;
+            if handle == Handle::NONE {
+                continue;
+            }
+            if row.state == StartState::Live {
+                self.requested_bytes += slot.size_bytes;
+            } else {
+                let blocks = self.slots.len();
+                self.env.completions.defer(block, handle, blocks);
+                if taken_over.is_none() {
+                    self.allocator.defer(&mut self.env, handle);
+                }
+            }
+            self.peaks.observe(0, self.requested_bytes, self.allocator.levels());
         }
     }
 

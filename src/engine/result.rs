@@ -29,6 +29,9 @@ pub struct RunResult {
     pub outcome: Outcome,
     /// The peaks, each its own maximum.
     pub peaks: Peaks,
+    /// What was there before the first event, if the history begins late.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub start: Option<StartSummary>,
     /// Levels after the last event.
     #[serde(rename = "final")]
     pub final_levels: FinalLevels,
@@ -78,6 +81,17 @@ pub struct TraceSummary {
     pub source: String,
     /// Share of the history that was seen, 0 to 1.
     pub history_share: f64,
+}
+
+/// How a replay of a history that begins late began.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct StartSummary {
+    /// Blocks in use before the first event.
+    pub blocks: u64,
+    /// What the program had asked for them.
+    pub requested_bytes: u64,
+    /// The allocator took over the recorded layout; else it was asked for these blocks first.
+    pub layout_kept: bool,
 }
 
 /// The allocator in a result.

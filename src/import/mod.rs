@@ -28,7 +28,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 pub use pickle::PickleError;
 pub use rmm_csv::{RmmError, read_rmm_csv};
-pub use torch_history::trace_from_snapshot;
+pub use torch_history::{KnownMemory, trace_from_snapshot};
 pub use torch_snapshot::{
     RawAction, RawAnnotation, RawBlock, RawBlockState, RawEntry, RawSegment, RawSettings,
     RawSnapshot, SnapshotError, read_torch_snapshot,
@@ -174,9 +174,9 @@ pub fn import_snapshot(
     let wrong = |source| ImportError::Snapshot { file: path.display().to_string(), source };
     let snapshot = read_torch_snapshot(reader).map_err(wrong)?;
     let truth = TruthFile::beside(path)?;
-    let room_bytes = truth.as_ref().and_then(TruthFile::room_bytes);
+    let known = truth.as_ref().map(TruthFile::known_memory).unwrap_or_default();
     let (mut trace, mut warnings) =
-        trace_from_snapshot(&snapshot, options.gpu, room_bytes).map_err(wrong)?;
+        trace_from_snapshot(&snapshot, options.gpu, known).map_err(wrong)?;
     drop(snapshot);
     trace.header.name = trace_name(path).unwrap_or_default();
     if let Some(truth) = truth {

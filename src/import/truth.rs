@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
+use super::torch_history::KnownMemory;
 use crate::trace::{BLOCK_BYTES_MAX, Trace, Truth, room_on_device};
 use crate::units::GIB;
 
@@ -96,10 +97,15 @@ impl TruthFile {
         Some(share_of(total, cap * GIB as f64 / total as f64))
     }
 
-    /// What the recorded allocator could reserve without being refused, by limit or device.
-    pub(super) fn room_bytes(&self) -> Option<u64> {
-        let physical_bytes = self.total_memory.map(room_on_device)?;
-        Some(self.limit_bytes().map_or(physical_bytes, |limit| limit.min(physical_bytes)))
+    /// What it tells of the memory of the recorded run.
+    pub(super) fn known_memory(&self) -> KnownMemory {
+        let physical_bytes = self.total_memory.map(room_on_device);
+        let limit_bytes = self.limit_bytes();
+        KnownMemory {
+            room_bytes: physical_bytes
+                .map(|bytes| limit_bytes.map_or(bytes, |limit| limit.min(bytes))),
+            device_total_bytes: self.total_memory,
+        }
     }
 
     /// Puts what the file tells into the trace.
@@ -113,6 +119,10 @@ impl TruthFile {
             header.settings = self.conf;
         }
         header.limit_bytes = limit_bytes.or(header.limit_bytes);
+        let late = header.history.frees_without_alloc > 0 || header.history.blocks_at_start > 0;
+        if late && let Some(&allocs) = self.stats.get("allocation.all.allocated") {
+            header.history.allocs_of_run = u64::try_from(allocs).ok();
+        }
         if let Some(recording) = &mut trace.recording {
             recording.truth = Some(Truth {
                 stats: self.stats,
@@ -127,7 +137,8 @@ impl TruthFile {
 /// (specs/pytorch_caching.md 7.3). Returns a warning if the total is not known.
 pub(super) fn limit_from_settings(trace: &mut Trace) -> Option<String> {
     let settings = trace.header.settings.as_deref()?;
-    let fraction = fraction_in(settings).filter(|fraction| (0.0..1.0).contains(fraction))?;
+    let fraction = number_in(settings, "per_process_memory_fraction");
+    let fraction = fraction.filter(|fraction| (0.0..1.0).contains(fraction))?;
     match trace.header.device.total_bytes {
         Some(total) => {
             trace.header.limit_bytes = Some(share_of(total, fraction));
@@ -140,11 +151,11 @@ pub(super) fn limit_from_settings(trace: &mut Trace) -> Option<String> {
     }
 }
 
-/// `per_process_memory_fraction` in a settings string; given twice, the last holds (7.1).
-fn fraction_in(settings: &str) -> Option<f64> {
+/// The number that a settings string gives for a key; given twice, the last holds (7.1).
+pub(super) fn number_in(settings: &str, wanted: &str) -> Option<f64> {
     let value = settings.split(',').rev().find_map(|item| {
         let (key, value) = item.split_once(':')?;
-        (key.trim() == "per_process_memory_fraction").then_some(value)
+        (key.trim() == wanted).then_some(value)
     });
     value?.trim().parse().ok()
 }
@@ -191,6 +202,7 @@ mod tests {
 
     #[test]
     fn a_fraction_is_found_among_other_settings() {
+        let fraction_in = |settings| number_in(settings, "per_process_memory_fraction");
         let settings = "garbage_collection_threshold:0.4, per_process_memory_fraction : 0.5";
         assert_eq!(fraction_in(settings), Some(0.5));
         assert_eq!(fraction_in("max_split_size_mb:40"), None);

@@ -15,7 +15,7 @@ pub use shadow::Shadow;
 pub use split::{Split, SplitAt, split};
 pub use timeline::{Timeline, TimelineRow};
 
-use crate::alloc::{Action, Levels};
+use crate::alloc::{Action, LayoutBlock, Levels};
 
 /// Watches a replay.
 pub trait Sink {
@@ -23,6 +23,10 @@ pub trait Sink {
     const LOG: bool;
     /// Whether [`Self::after_event`] does anything.
     const LEVELS: bool;
+
+    /// The replay begins with memory that was there before: the layout, in address order.
+    #[inline]
+    fn start(&mut self, _layout: &[LayoutBlock]) {}
 
     /// The allocator did something during an event.
     #[inline]
@@ -55,6 +59,11 @@ impl<A: Sink, B: Sink> Sink for (A, B) {
     const LOG: bool = A::LOG || B::LOG;
     const LEVELS: bool = A::LEVELS || B::LEVELS;
 
+    fn start(&mut self, layout: &[LayoutBlock]) {
+        self.0.start(layout);
+        self.1.start(layout);
+    }
+
     fn action(&mut self, event_index: u64, action: Action) {
         self.0.action(event_index, action);
         self.1.action(event_index, action);
@@ -71,6 +80,12 @@ impl<A: Sink, B: Sink> Sink for (A, B) {
 impl<S: Sink> Sink for Option<S> {
     const LOG: bool = S::LOG;
     const LEVELS: bool = S::LEVELS;
+
+    fn start(&mut self, layout: &[LayoutBlock]) {
+        if let Some(sink) = self {
+            sink.start(layout);
+        }
+    }
 
     fn action(&mut self, event_index: u64, action: Action) {
         if let Some(sink) = self {

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use super::Sink;
-use crate::alloc::{ALIGNMENT_BYTES, Action, ActionKind, Levels};
+use crate::alloc::{ALIGNMENT_BYTES, Action, ActionKind, BlockState, LayoutBlock, Levels};
 
 /// The first breach of the contract.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,17 +66,22 @@ impl Shadow {
     }
 
     fn segment_map(&mut self, event_index: u64, action: Action) {
-        let (mut start, mut end) = (action.address, action.address + action.size_bytes);
+        let (start, end) = (action.address, action.address + action.size_bytes);
         if overlaps(&self.segments, start, end) || overlaps(&self.mapped, start, end) {
             self.report(event_index, format!("pages at {start:#x} overlap other memory"));
         }
+        self.add_mapped(start, end);
+        self.held_bytes += action.size_bytes;
+    }
+
+    /// Joins a mapped range with its neighbours.
+    fn add_mapped(&mut self, mut start: u64, mut end: u64) {
         if let Some((&below, _)) = self.mapped.range(..start).next_back().filter(|b| *b.1 == start)
         {
             start = below;
         }
         end = self.mapped.remove(&end).unwrap_or(end);
         self.mapped.insert(start, end);
-        self.held_bytes += action.size_bytes;
     }
 
     fn segment_unmap(&mut self, event_index: u64, action: Action) {
@@ -125,6 +130,21 @@ fn contains(ranges: &BTreeMap<u64, u64>, start: u64, end: u64) -> bool {
 impl Sink for Shadow {
     const LOG: bool = true;
     const LEVELS: bool = true;
+
+    fn start(&mut self, layout: &[LayoutBlock]) {
+        for block in layout {
+            let (start, end) = (block.address, block.address + block.size_bytes);
+            if block.page_bytes > 0 {
+                self.add_mapped(start, end);
+            } else if block.address == block.segment_address {
+                self.segments.insert(start, start + block.segment_bytes);
+            }
+            self.held_bytes += block.size_bytes;
+            if block.state != BlockState::Free {
+                self.blocks.insert(start, end);
+            }
+        }
+    }
 
     fn action(&mut self, event_index: u64, action: Action) {
         match action.kind {

@@ -61,6 +61,19 @@ pub fn split(
     for segment in layout.chunk_by(|a, b| a.segment == b.segment) {
         let pinned = segment.iter().any(|block| block.state != BlockState::Free);
         for block in segment {
+            if block.state == BlockState::Free && block.page_bytes > 0 {
+                // A page wholly inside a free block holds no live block, any other one does:
+                // memory is mapped in whole pages, and free neighbours are one block.
+                let foreign = block.stream != stream || block.pool != pool;
+                let soft_bytes = whole_page_bytes(block);
+                if foreign {
+                    split.stream_bytes += block.size_bytes;
+                } else {
+                    split.soft_bytes += soft_bytes;
+                    split.hard_bytes += block.size_bytes - soft_bytes;
+                }
+                continue;
+            }
             let class = match block.state {
                 BlockState::Allocated => {
                     split.internal_bytes += block.size_bytes - block.requested_bytes;
@@ -77,4 +90,13 @@ pub fn split(
         }
     }
     split
+}
+
+/// Bytes of the pages that lie wholly inside a block.
+fn whole_page_bytes(block: &LayoutBlock) -> u64 {
+    let start = block.address - block.segment_address;
+    let end = start + block.size_bytes;
+    let first = start.next_multiple_of(block.page_bytes);
+    let last = end - end % block.page_bytes;
+    last.saturating_sub(first)
 }

@@ -9,10 +9,17 @@
 //!   new ─ attempt ─> gone
 //! ```
 //!
+//! Blocks of the layout at the start are live or deferred before the first event.
+//!
 //! Not checked, because nothing relies on it: that modules nest, and that every block is asked for
 //! (a trace cut short keeps its tables). Pools may still be entered when a trace ends.
 
-use super::{Event, FaultWhen, Op, RecordedKind, Recording, Trace, Transfer};
+use std::collections::BTreeMap;
+
+use super::{
+    Event, FaultWhen, Op, Pool, PoolKind, RecordedKind, Recording, StartBlock, StartLayout,
+    StartSegment, StartState, Trace, Transfer,
+};
 use crate::units::{BlockId, PoolId};
 
 /// Largest size of a block in bytes: rounding up by any allocator stays within 64 bits.
@@ -20,6 +27,9 @@ pub const BLOCK_BYTES_MAX: u64 = (1 << 60) - 1;
 
 /// Largest sum of the blocks that are live or deferred at once, in bytes.
 pub const LIVE_BYTES_MAX: u64 = (1 << 63) - 1;
+
+/// Addresses and sizes of the layout at the start are multiples of this many bytes.
+const START_UNIT_BYTES: u64 = 512;
 
 /// A trace contradicts itself.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -52,7 +62,8 @@ pub enum InvalidTrace {
     },
 }
 
-/// Checks every rule that the replay loop relies on. Time and memory are linear in the trace.
+/// Checks every rule that the replay loop relies on. Time and memory are linear in the trace, but
+/// for the sorting of streams and reservations.
 ///
 /// # Errors
 /// The first rule broken.
@@ -66,6 +77,10 @@ pub fn validate(trace: &Trace) -> Result<(), InvalidTrace> {
         check_actions(trace, recording)?;
     }
     let mut lives = Lives::new(trace);
+    if let Some(start) = &trace.start {
+        check_start(trace, start)?;
+        lives.begin(start)?;
+    }
     let mut actions = trace.recording.as_ref().map_or(&[][..], |r| &r.actions).iter().enumerate();
     let mut next_action = actions.next();
     let mut time_ns = 0;
@@ -109,7 +124,11 @@ fn check_lengths(trace: &Trace) -> Result<(), InvalidTrace> {
         ("sites.stacks", trace.sites.stacks.len()),
         ("events", trace.events.len()),
     ];
-    for (name, length) in lengths {
+    let start = trace.start.iter();
+    let start = start.flat_map(|start| {
+        [("start.segments", start.segments.len()), ("start.blocks", start.blocks.len())]
+    });
+    for (name, length) in lengths.into_iter().chain(start) {
         if length >= u32::MAX as usize {
             return Err(table(name, length, format!("more than {} entries", u32::MAX - 1)));
         }
@@ -217,6 +236,131 @@ fn check_actions(trace: &Trace, recording: &Recording) -> Result<(), InvalidTrac
     Ok(())
 }
 
+/// The layout at the start. Blocks and actions have been checked.
+fn check_start(trace: &Trace, start: &StartLayout) -> Result<(), InvalidTrace> {
+    let listed: u64 = start.segments.iter().map(|segment| u64::from(segment.blocks)).sum();
+    if listed != start.blocks.len() as u64 {
+        let message = format!("the segments list {listed} of {} blocks", start.blocks.len());
+        return Err(table("start.segments", start.segments.len(), message));
+    }
+    let (mut end, mut total_bytes, mut blocks_before) = (0u64, 0u64, 0);
+    // The first run of each reservation.
+    let mut reservations: BTreeMap<u64, (usize, StartSegment)> = BTreeMap::new();
+    for (index, (segment, blocks)) in start.iter().enumerate() {
+        let at = |message| table("start.segments", index, message);
+        let begin_min = end;
+        end = check_segment(trace, &segment, blocks).map_err(at)?;
+        if segment.address < begin_min {
+            let address = segment.address;
+            return Err(at(format!(
+                "address {address:#x} is below {begin_min:#x}, where the segment before ends"
+            )));
+        }
+        // Segments that do not overlap have fewer than 2^64 bytes in all.
+        total_bytes += segment.size_bytes;
+        if total_bytes > LIVE_BYTES_MAX {
+            return Err(at("more than 2^63 - 1 bytes in segments".to_owned()));
+        }
+        if let Some(base) = segment.reservation {
+            let (first, run) = *reservations.entry(base).or_insert((index, segment));
+            let key = |run: &StartSegment| (run.stream, run.pool, run.large);
+            if key(&run) != key(&segment) {
+                return Err(at(format!(
+                    "differs in stream, pool or large from segment {first} of its reservation"
+                )));
+            }
+        }
+        check_start_blocks(trace, &segment, blocks)
+            .map_err(|(block, message)| table("start.blocks", blocks_before + block, message))?;
+        blocks_before += blocks.len();
+    }
+    Ok(())
+}
+
+/// Checks a segment by itself and gives the address at which it ends.
+fn check_segment(
+    trace: &Trace,
+    segment: &StartSegment,
+    blocks: &[StartBlock],
+) -> Result<u64, String> {
+    let StartSegment { address, size_bytes, .. } = *segment;
+    in_range("stream", segment.stream.0, trace.streams.len())?;
+    if let Some(pool) = segment.pool.some() {
+        in_range("pool", pool.0, trace.pools.len())?;
+    }
+    if !is_start_unit(address) {
+        return Err(format!("address {address:#x} is no multiple of {START_UNIT_BYTES} above 0"));
+    }
+    if let Some(base) = segment.reservation.filter(|&base| base > address) {
+        return Err(format!("address {address:#x} is below its reservation, {base:#x}"));
+    }
+    let covered = blocks.iter().try_fold(0u64, |sum, block| sum.checked_add(block.size_bytes));
+    if size_bytes == 0 || covered != Some(size_bytes) {
+        let covered = covered.map_or("more than 2^64".to_owned(), |bytes| bytes.to_string());
+        let count = blocks.len();
+        return Err(format!("has {size_bytes} bytes, but its {count} blocks have {covered}"));
+    }
+    address.checked_add(size_bytes).ok_or_else(|| "ends beyond address 2^64".to_owned())
+}
+
+fn is_start_unit(number: u64) -> bool {
+    number != 0 && number.is_multiple_of(START_UNIT_BYTES)
+}
+
+/// Checks the blocks of a segment, whose sizes add up to its own. An error comes with the index.
+fn check_start_blocks(
+    trace: &Trace,
+    segment: &StartSegment,
+    blocks: &[StartBlock],
+) -> Result<(), (usize, String)> {
+    let mut address = segment.address;
+    let mut free_before = false;
+    for (index, block) in blocks.iter().enumerate() {
+        let free = block.state == StartState::Free;
+        if free && free_before {
+            let message = "is free as the block before it is: together they are one block";
+            return Err((index, message.to_owned()));
+        }
+        free_before = free;
+        check_start_block(trace, segment, address, block).map_err(|message| (index, message))?;
+        address += block.size_bytes;
+    }
+    Ok(())
+}
+
+fn check_start_block(
+    trace: &Trace,
+    segment: &StartSegment,
+    address: u64,
+    block: &StartBlock,
+) -> Result<(), String> {
+    let size_bytes = block.size_bytes;
+    if !is_start_unit(size_bytes) {
+        return Err(format!("size {size_bytes} is no multiple of {START_UNIT_BYTES} above 0"));
+    }
+    let id = match (block.state, block.block.some()) {
+        (StartState::Free, None) => return Ok(()),
+        (StartState::Free, Some(id)) => return Err(format!("is free, but names block {}", id.0)),
+        (_, None) => return Err("is in use, but names no block".to_owned()),
+        (_, Some(id)) => id,
+    };
+    in_range("block", id.0, trace.blocks.len())?;
+    let asked = &trace.blocks[id.index()];
+    if asked.size_bytes > size_bytes {
+        let asked_bytes = asked.size_bytes;
+        return Err(format!("has {size_bytes} bytes, but block {} asked for {asked_bytes}", id.0));
+    }
+    if asked.stream != segment.stream {
+        let (stream, other) = (asked.stream.0, segment.stream.0);
+        return Err(format!("block {} is of stream {stream}, its segment of {other}", id.0));
+    }
+    let recorded = trace.recording.as_ref().map(|r| r.block_addresses[id.index()]);
+    if let Some(recorded) = recorded.filter(|&recorded| recorded != address) {
+        return Err(format!("block {} is at {address:#x}, but recorded at {recorded:#x}", id.0));
+    }
+    Ok(())
+}
+
 fn out_of_range(what: &str, id: u32, length: usize) -> String {
     format!("{what} {id} does not exist: there are {length}")
 }
@@ -237,13 +381,32 @@ struct Lives<'a> {
     trace: &'a Trace,
     lives: Vec<Life>,
     live_bytes: u64,
-    entered: Vec<PoolId>,
+    entered: EnteredPools,
 }
 
 impl<'a> Lives<'a> {
     fn new(trace: &'a Trace) -> Self {
         let lives = vec![Life::New; trace.blocks.len()];
-        Lives { trace, lives, live_bytes: 0, entered: Vec::new() }
+        Lives { trace, lives, live_bytes: 0, entered: EnteredPools::new(trace.pools.len()) }
+    }
+
+    /// What the layout at the start, which has been checked, leaves in use.
+    fn begin(&mut self, start: &StartLayout) -> Result<(), InvalidTrace> {
+        for (index, block) in start.blocks.iter().enumerate() {
+            let life = match block.state {
+                StartState::Live => Life::Live,
+                StartState::Deferred => Life::Deferred,
+                StartState::Free => continue,
+            };
+            let before = std::mem::replace(&mut self.lives[block.block.index()], life);
+            if before != Life::New {
+                let message = format!("block {} stands in two places", block.block.0);
+                return Err(table("start.blocks", index, message));
+            }
+            // No block asks for more than it has, and all together have at most 2^63 - 1 bytes.
+            self.live_bytes += self.trace.blocks[block.block.index()].size_bytes;
+        }
+        Ok(())
     }
 
     fn apply(&mut self, event: &Event) -> Result<(), String> {
@@ -268,29 +431,9 @@ impl<'a> Lives<'a> {
             }
             Op::PoolEnter(pool) | Op::PoolLeave(pool) | Op::PoolDelete(pool) => {
                 in_range("pool", pool.0, trace.pools.len())?;
-                self.pool(event.op)
+                self.entered.apply(event.op, &trace.pools, |pool| format!("pool {}", pool.0))
             }
         }
-    }
-
-    fn pool(&mut self, op: Op) -> Result<(), String> {
-        match op {
-            Op::PoolEnter(pool) => self.entered.push(pool),
-            Op::PoolLeave(pool) if self.entered.last() == Some(&pool) => {
-                self.entered.pop();
-            }
-            Op::PoolLeave(pool) => {
-                return Err(match self.entered.last() {
-                    Some(inner) => format!("leaves pool {}, but is in pool {}", pool.0, inner.0),
-                    None => format!("leaves pool {}, but is in none", pool.0),
-                });
-            }
-            Op::PoolDelete(pool) if self.entered.contains(&pool) => {
-                return Err(format!("deletes pool {} while in it", pool.0));
-            }
-            _ => {}
-        }
-        Ok(())
     }
 
     fn born(&mut self, block: BlockId, life: Life) -> Result<(), String> {
@@ -328,6 +471,61 @@ impl<'a> Lives<'a> {
 
     fn complete_inside(&mut self, block: BlockId) -> Result<(), String> {
         self.advance(block, "free_completed", &[Life::Deferred], Life::Completed)
+    }
+}
+
+/// The pools that the program is in.
+pub(super) struct EnteredPools {
+    /// Innermost last.
+    entered: Vec<PoolId>,
+    /// By pool.
+    inside: Vec<bool>,
+}
+
+impl EnteredPools {
+    pub(super) fn new(pools: usize) -> Self {
+        EnteredPools { entered: Vec::new(), inside: vec![false; pools] }
+    }
+
+    /// Follows an event, whose pool is in the table, or says what is wrong with it. PyTorch refuses
+    /// to enter a pool twice, and aborts when a `MemPool` is deleted while any pool is entered; a
+    /// graph may be deleted then.
+    pub(super) fn apply(
+        &mut self,
+        op: Op,
+        pools: &[Pool],
+        show: impl Fn(PoolId) -> String,
+    ) -> Result<(), String> {
+        let innermost = self.entered.last().copied();
+        match op {
+            Op::PoolEnter(pool) if self.inside[pool.index()] => {
+                return Err(format!("enters {}, but is in it already", show(pool)));
+            }
+            Op::PoolEnter(pool) => {
+                self.entered.push(pool);
+                self.inside[pool.index()] = true;
+            }
+            Op::PoolLeave(pool) => match innermost {
+                Some(inner) if inner == pool => {
+                    self.entered.pop();
+                    self.inside[pool.index()] = false;
+                }
+                Some(inner) => {
+                    return Err(format!("leaves {}, but is in {}", show(pool), show(inner)));
+                }
+                None => return Err(format!("leaves {}, but is in none", show(pool))),
+            },
+            Op::PoolDelete(pool) if self.inside[pool.index()] => {
+                return Err(format!("deletes {} while in it", show(pool)));
+            }
+            Op::PoolDelete(pool) if pools[pool.index()].kind == PoolKind::MemPool => {
+                if let Some(inner) = innermost {
+                    return Err(format!("deletes {} while in {}", show(pool), show(inner)));
+                }
+            }
+            _ => {}
+        }
+        Ok(())
     }
 }
 

@@ -165,13 +165,16 @@ def odd_pickles():
 
 
 def recordings(folder):
-    """What CPython reads from every recording: entries without snapshots and without frees of
-    blocks that were allocated before the history, and a digest of (action, addr, size, stream)."""
+    """What CPython reads from every recording: entries without snapshots and, where the final
+    segments lack their blocks, without frees of blocks that were allocated before the history; and
+    a digest of (action, addr, size, stream)."""
     actions = ["alloc", "free_requested", "free_completed", "segment_alloc", "segment_free",
                "segment_map", "segment_unmap", "oom"]
     rows = ["name,entries,frees_without_alloc,digest\n"]
     for path in sorted(glob.glob(os.path.join(folder, "*.pickle.gz"))):
-        traces = [t for t in pickle.load(gzip.open(path))["device_traces"] if t]
+        snapshot = pickle.load(gzip.open(path))
+        listed = all(segment["blocks"] for segment in snapshot["segments"])
+        traces = [t for t in snapshot["device_traces"] if t]
         assert len(traces) == 1, path
         state, entries, missing, digest = {}, 0, 0, 0xCBF29CE484222325
         for e in traces[0]:
@@ -184,7 +187,8 @@ def recordings(folder):
             elif action == "free_requested":
                 if state.get(addr) != "live":
                     missing += 1
-                    continue
+                    if not listed:
+                        continue
                 state[addr] = "pending"
             elif action == "free_completed":
                 if state.pop(addr, None) is None:

@@ -5,9 +5,8 @@ use std::collections::{BTreeMap, VecDeque};
 use fraglab::alloc::{
     Action, ActionKind, Allocator, Env, Handle, LayoutBlock, OutOfMemory, Request,
 };
-use fraglab::units::BlockId;
+use fraglab::units::{BlockId, PoolId, SettingsId};
 
-use super::Model;
 use super::device::TestDevice;
 
 /// Device, log and completions, as the engine would keep them.
@@ -103,6 +102,22 @@ impl<A: Allocator> Driver<A> {
         self.allocator.empty_cache(&mut self.world);
     }
 
+    pub(crate) fn change_settings(&mut self, settings: SettingsId) {
+        self.allocator.change_settings(&mut self.world, settings);
+    }
+
+    pub(crate) fn pool_enter(&mut self, pool: PoolId) {
+        self.allocator.pool_enter(&mut self.world, pool);
+    }
+
+    pub(crate) fn pool_leave(&mut self, pool: PoolId) {
+        self.allocator.pool_leave(&mut self.world, pool);
+    }
+
+    pub(crate) fn pool_delete(&mut self, pool: PoolId) {
+        self.allocator.pool_delete(&mut self.world, pool);
+    }
+
     fn take(&mut self, block: BlockId) -> Handle {
         self.live.remove(&block).expect("the block is live")
     }
@@ -115,6 +130,11 @@ impl<A: Allocator> Driver<A> {
     /// Deferred blocks whose use goes on.
     pub(crate) fn pending(&self) -> Vec<BlockId> {
         self.world.pending.iter().map(|&(block, _)| block).collect()
+    }
+
+    /// All deferred blocks that the allocator has not taken back.
+    pub(crate) fn waiting(&self) -> Vec<BlockId> {
+        self.world.pending.iter().chain(&self.world.ready).map(|&(block, _)| block).collect()
     }
 
     pub(crate) fn device(&self) -> &TestDevice {
@@ -138,11 +158,10 @@ impl<A: Allocator> Driver<A> {
         log
     }
 
-    /// All blocks in address order. The numbers of pools are the allocator's own, so they are left
-    /// out.
+    /// All blocks in address order.
     pub(crate) fn layout(&self) -> Vec<LayoutBlock> {
         let mut blocks = Vec::new();
-        self.allocator.layout(&mut |block| blocks.push(LayoutBlock { pool: 0, ..block }));
+        self.allocator.layout(&mut |block| blocks.push(block));
         assert!(blocks.is_sorted_by_key(|block| block.address), "layout out of address order");
         blocks
     }
@@ -153,12 +172,5 @@ impl<A: Allocator> Driver<A> {
         let by_name: BTreeMap<String, i64> = stats.into_iter().collect();
         assert_eq!(by_name.len(), count, "a statistic appears twice");
         by_name
-    }
-}
-
-impl Driver<Model> {
-    /// Flushes so far that a malloc made.
-    pub(crate) fn retries(&self) -> i64 {
-        self.allocator.retries()
     }
 }

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 /// The kind of pool.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Pool {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Kind {
     Small = 0,
     Large = 1,
 }
@@ -81,9 +81,9 @@ pub(super) struct Statistics {
 }
 
 impl Statistics {
-    pub(super) fn change(&mut self, stat: Stat, pool: Pool, by: i64) {
+    pub(super) fn change(&mut self, stat: Stat, kind: Kind, by: i64) {
         let gauges = self.gauges.entry(stat).or_default();
-        gauges[pool as usize].change(by);
+        gauges[kind as usize].change(by);
         gauges[2].change(by);
     }
 

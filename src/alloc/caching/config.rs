@@ -362,8 +362,7 @@ impl Token<'_> {
 
     /// A whole number, read by prefix: `100abc` is 100.
     fn number(&self) -> Result<u64, ConfigError> {
-        let end = self.text.find(|c: char| !c.is_ascii_digit()).unwrap_or(self.text.len());
-        self.text[..end]
+        whole_prefix(&self.text)
             .parse()
             .map_err(|_| self.error(format!("expected a whole number, found {:?}", self.text)))
     }
@@ -414,11 +413,9 @@ impl Value<'_> {
     /// A number with a fraction, read by prefix as C's `strtod` does.
     fn real(&self) -> Result<f64, ConfigError> {
         let text = self.word()?;
-        let longest = (1..=text.len())
-            .rev()
-            .filter(|&end| text.is_char_boundary(end))
-            .find_map(|end| text[..end].parse::<f64>().ok());
-        longest
+        real_prefix(text)
+            .parse::<f64>()
+            .ok()
             .filter(|number| number.is_finite())
             .ok_or_else(|| self.error(format!("expected a number, found {text:?}")))
     }
@@ -430,6 +427,80 @@ impl Value<'_> {
             other => Err(self.error(format!("expected True or False, found {other:?}"))),
         }
     }
+}
+
+/// The digits that a word begins with: what PyTorch reads of a whole number.
+pub(super) fn whole_prefix(text: &str) -> &str {
+    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    &text[..end]
+}
+
+/// The longest beginning of a word that is a number with or without fraction and exponent: what C's
+/// `strtod` reads of it, but for its hexadecimal numbers and names of infinity.
+pub(super) fn real_prefix(text: &str) -> &str {
+    let digits_end =
+        |from: usize| from + text[from..].bytes().take_while(u8::is_ascii_digit).count();
+    let sign_bytes = |from: usize| usize::from(text[from..].starts_with(['+', '-']));
+    let begin = sign_bytes(0);
+    let mut end = digits_end(begin);
+    let mut digits = end - begin;
+    if text[end..].starts_with('.') {
+        let point = end;
+        end = digits_end(point + 1);
+        digits += end - point - 1;
+    }
+    if digits == 0 {
+        return "";
+    }
+    if text[end..].starts_with(['e', 'E']) {
+        let exponent = end + 1 + sign_bytes(end + 1);
+        let exponent_end = digits_end(exponent);
+        if exponent_end > exponent {
+            end = exponent_end;
+        }
+    }
+    &text[..end]
+}
+
+/// An option as it stands in a settings string, white space left out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GivenOption {
+    /// Its name.
+    pub key: String,
+    /// Its value as written; a list with its brackets.
+    pub value: String,
+    /// The sizes (or `>`) and divisions of a list.
+    pub items: Vec<(String, String)>,
+}
+
+/// The options of a string in the order given, repeated ones too.
+///
+/// # Errors
+/// The first place where the string is not `key:value,...`; whether PyTorch knows the options and
+/// takes the values is not looked at.
+pub(super) fn given_options(text: &str) -> Result<Vec<GivenOption>, ConfigError> {
+    let mut options = Vec::new();
+    for_each_pair(&tokenize(text), text, |key, value| {
+        let (value, items) = match value {
+            Value::Single(word) => (word.text.clone(), Vec::new()),
+            Value::List { items, .. } => {
+                let pair = |(size, divisions): &(Token<'_>, Value<'_>)| {
+                    (size.text.clone(), divisions.token().text.clone())
+                };
+                let items: Vec<(String, String)> = items.iter().map(pair).collect();
+                (list_text(&items), items)
+            }
+        };
+        options.push(GivenOption { key: key.text.clone(), value, items });
+        Ok(())
+    })?;
+    Ok(options)
+}
+
+/// A list as it is written in a settings string.
+pub(super) fn list_text(items: &[(String, String)]) -> String {
+    let item = |(size, divisions): &(String, String)| format!("{size}:{divisions}");
+    format!("[{}]", items.iter().map(item).collect::<Vec<_>>().join(","))
 }
 
 /// Splits into words and punctuation; white space counts for nothing, even inside a word.
@@ -521,6 +592,29 @@ impl<'a> Reader<'_, 'a> {
         }
     }
 }
+
+/// Strings that the binary refuses, and where.
+#[cfg(test)]
+pub(super) const REFUSED: [(&str, usize); 18] = [
+    ("max_split_size_mb:19", 19),
+    ("max_split_size_mb", 18),
+    ("max_split_size_mb:", 19),
+    ("max_split_size_mb:abc", 19),
+    ("max_split_size:40", 1),
+    ("expandable_segments:true", 21),
+    ("garbage_collection_threshold:1.0", 30),
+    ("garbage_collection_threshold:0", 30),
+    ("large_segment_size_mb:10", 23),
+    ("roundup_power2_divisions:3", 26),
+    ("roundup_power2_divisions:0", 26),
+    ("roundup_power2_divisions:[3:2]", 27),
+    ("roundup_power2_divisions:[4:3]", 29),
+    ("roundup_power2_divisions:[4:2", 30),
+    ("per_process_memory_fraction:1.5", 29),
+    ("throw_on_cudamalloc_oom:True", 1),
+    ("backend:none", 9),
+    ("max_split_size_mb:40 garbage_collection_threshold:0.5", 50),
+];
 
 #[cfg(test)]
 mod tests {
@@ -677,27 +771,31 @@ mod tests {
     }
 
     #[test]
-    fn what_pytorch_refuses_is_refused() {
-        for (text, position) in [
-            ("max_split_size_mb:19", 19),
-            ("max_split_size_mb", 18),
-            ("max_split_size_mb:", 19),
-            ("max_split_size_mb:abc", 19),
-            ("max_split_size:40", 1),
-            ("expandable_segments:true", 21),
-            ("garbage_collection_threshold:1.0", 30),
-            ("garbage_collection_threshold:0", 30),
-            ("large_segment_size_mb:10", 23),
-            ("roundup_power2_divisions:3", 26),
-            ("roundup_power2_divisions:0", 26),
-            ("roundup_power2_divisions:[3:2]", 27),
-            ("roundup_power2_divisions:[4:3]", 29),
-            ("roundup_power2_divisions:[4:2", 30),
-            ("per_process_memory_fraction:1.5", 29),
-            ("throw_on_cudamalloc_oom:True", 1),
-            ("backend:none", 9),
-            ("max_split_size_mb:40 garbage_collection_threshold:0.5", 50),
+    fn numbers_are_read_as_far_as_they_go() {
+        for (text, read) in [
+            ("0.5x", "0.5"),
+            ("5.", "5."),
+            (".5.5", ".5"),
+            ("1e-1e", "1e-1"),
+            ("1e", "1"),
+            ("1e+x", "1"),
+            ("-1.5", "-1.5"),
+            (".", ""),
+            ("+", ""),
+            ("e5", ""),
+            ("0.5\u{fc}", "0.5"),
+            ("", ""),
         ] {
+            assert_eq!(real_prefix(text), read, "{text:?}");
+            assert!(read.is_empty() || read.parse::<f64>().is_ok(), "{text:?}");
+        }
+        assert_eq!(whole_prefix("128MB"), "128");
+        assert_eq!(whole_prefix("MB"), "");
+    }
+
+    #[test]
+    fn what_pytorch_refuses_is_refused() {
+        for (text, position) in REFUSED {
             let error = Config::parse(text).expect_err(text);
             assert_eq!(error.position, position, "{text}: {error}");
         }

@@ -300,8 +300,7 @@ impl Caching {
         for at in 0..self.freeable.len() {
             let pool = self.freeable[at];
             let sets = self.pool_sets(pool);
-            self.release_pool(env, sets, LARGE);
-            self.release_pool(env, sets, SMALL);
+            self.release_private(env, sets);
         }
     }
 

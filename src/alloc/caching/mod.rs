@@ -31,9 +31,11 @@ mod ladder;
 mod pools;
 mod start;
 mod stats;
+mod traps;
 mod version;
 
-pub use config::{Config, ConfigError};
+pub use config::{Config, ConfigError, GivenOption};
+pub use traps::{Circumstances, Lint, SettingsVariable, Trap, lint};
 pub use version::{ParseVersionError, TorchVersion};
 
 use super::spec::{Params, SpecError};
@@ -340,6 +342,18 @@ impl Caching {
         Ok(caching)
     }
 
+    /// [`Self::build`] with expandable segments, whatever the settings string says.
+    ///
+    /// # Errors
+    /// As [`Self::build`].
+    pub fn build_expandable(
+        mut params: Params,
+        inputs: &BuildInputs,
+    ) -> Result<Caching, SpecError> {
+        params.preset("expandable_segments", "True");
+        Caching::build(params, inputs)
+    }
+
     /// Lets a configuration hold from here on.
     fn configure(&mut self, config: Config) {
         self.collects_garbage =
@@ -347,6 +361,11 @@ impl Caching {
         self.rounds_plainly = config.roundup_power2_divisions.iter().all(|&count| count <= 1);
         self.special |= config.expandable_segments;
         self.config = config;
+    }
+
+    /// Whether free blocks are collected by age: there is a limit and a threshold (spec 3.5).
+    pub fn collects_garbage(&self) -> bool {
+        self.collects_garbage
     }
 
     /// Number of free sets that a pool has, one a stream and kind.

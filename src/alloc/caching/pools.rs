@@ -108,8 +108,13 @@ impl Caching {
             let Some(handle) = env.wait_completed_of(&mut wanted) else { break };
             self.complete_deferred(env, handle);
         }
-        self.release_pool(env, sets, LARGE);
+        self.release_private(env, sets);
+    }
+
+    /// Returns what a private pool can return: the small pool first, unlike the default ones.
+    pub(super) fn release_private<E: Env>(&mut self, env: &mut E, sets: u32) {
         self.release_pool(env, sets, SMALL);
+        self.release_pool(env, sets, LARGE);
     }
 
     /// Whether a set belongs to a pool whose blocks are whole segments.

@@ -47,7 +47,8 @@ impl Caching {
     /// Size of every reservation by its base: as one made now, but for at least all runs and up to
     /// the next. Nothing if a run does not consist of whole pages.
     fn reservations_of(&self, start: &StartLayout) -> Option<BTreeMap<u64, u64>> {
-        let mut sizes: BTreeMap<u64, u64> = BTreeMap::new();
+        // Base → bytes that a reservation made now would have, bytes up to its last page, page.
+        let mut sizes: BTreeMap<u64, (u64, u64, u64)> = BTreeMap::new();
         for row in &start.segments {
             let Some(base) = row.reservation else { continue };
             let page_bytes = self.page_bytes(if row.large { LARGE } else { SMALL });
@@ -58,24 +59,16 @@ impl Caching {
             }
             let end_bytes = offset_bytes.checked_add(row.size_bytes)?;
             let usual_bytes = self.reservation_bytes(page_bytes);
-            let size_bytes = sizes.entry(base).or_insert(usual_bytes);
-            *size_bytes = (*size_bytes).max(end_bytes);
+            let (_, used_bytes, _) = sizes.entry(base).or_insert((usual_bytes, 0, page_bytes));
+            *used_bytes = end_bytes.max(*used_bytes);
         }
-        let bases: Vec<u64> = sizes.keys().copied().collect();
-        for pair in bases.windows(2) {
-            let room_bytes = pair[1] - pair[0];
-            let size_bytes = sizes.get_mut(&pair[0])?;
-            if *size_bytes > room_bytes {
-                // Pages of both kinds are multiples of the small one's only where they begin.
-                *size_bytes = start
-                    .segments
-                    .iter()
-                    .filter(|row| row.reservation == Some(pair[0]))
-                    .map(|row| row.address - pair[0] + row.size_bytes)
-                    .max()?;
-            }
-        }
-        Some(sizes)
+        // Where the first pages were never seen, a base lies too high, and its end would too.
+        let nexts = sizes.keys().skip(1).copied().chain([u64::MAX]);
+        let fitted = sizes.iter().zip(nexts).map(|((&base, &(usual, used, page)), next)| {
+            let room_bytes = (next - base) - (next - base) % page;
+            (base, usual.min(room_bytes).max(used))
+        });
+        Some(fitted.collect())
     }
 
     fn start_segment(&mut self, row: StartSegment, set: u32, kind: Kind) -> u32 {

@@ -50,6 +50,9 @@ impl TorchVersion {
     /// The release whose allocator is modelled exactly: 2.11.
     pub const REFERENCE: TorchVersion = TorchVersion { minor: 11, patch: 0 };
 
+    /// Stands for all releases before the reference.
+    pub(super) const OLDER: TorchVersion = TorchVersion { minor: 10, patch: 0 };
+
     /// How its rules stand to those of the reference. Patch releases share the rules.
     fn against_reference(self) -> Ordering {
         self.minor.cmp(&Self::REFERENCE.minor)
@@ -63,11 +66,6 @@ impl TorchVersion {
     /// Whether it came after the reference.
     pub fn is_newer(self) -> bool {
         self.against_reference() == Ordering::Greater
-    }
-
-    /// The second number: 9 of 2.9.1.
-    pub fn minor(self) -> u16 {
-        self.minor
     }
 
     /// How its allocator differs from the reference's, one line each: what is modelled, and what is

@@ -455,6 +455,11 @@ pub(super) fn update_block(
             Some(Known::RequestedSize) => {
                 block.requested_bytes = size("requested_size", value, atoms)?;
             }
+            Some(Known::Frames) => {
+                if let Kind::Object(id) = value.kind() {
+                    block.stack = id;
+                }
+            }
             Some(Known::State) => {
                 block.state = match known(value) {
                     Some(Known::ActiveAllocated) => RawBlockState::Allocated,

@@ -8,8 +8,8 @@ use super::collect::{
     update_segment,
 };
 use super::{
-    NO_ID, RawAction, RawAnnotation, RawBlock, RawEntry, RawSegment, RawSettings, RawSnapshot,
-    SEEN_ADDRESS, SEEN_SIZE, SnapshotError,
+    NO_ID, RawAction, RawAnnotation, RawBlock, RawBlockState, RawEntry, RawSegment, RawSettings,
+    RawSnapshot, SEEN_ADDRESS, SEEN_SIZE, SnapshotError,
 };
 use crate::import::pickle::{Atoms, Complaint, Kind, Pickle, Value, shorten};
 
@@ -53,10 +53,11 @@ impl Finisher {
             let found = format!("the pickle holds a dict with {}", self.keys(self.top));
             return Err(SnapshotError::Shape { found, expected: SNAPSHOT_SHAPE });
         }
-        let segments = self.segments(segments_at)?;
+        let mut segments = self.segments(segments_at)?;
         let annotations = self.annotations();
         let settings = self.settings();
         let devices = self.devices(traces_at)?;
+        self.resolve_block_stacks(&mut segments)?;
         let unknown_action = self.collector.unknown_action.map(|id| self.text(id));
         Ok(RawSnapshot {
             devices,
@@ -309,24 +310,41 @@ impl Finisher {
     fn resolve_stacks(&mut self) -> Result<(), SnapshotError> {
         for index in 0..self.collector.entries.len() {
             let list = self.collector.entries[index].stack;
-            if list == NO_ID {
-                continue;
-            }
-            let stack = match self.collector.objects[list as usize] {
-                Object::Stack(stack) => stack,
-                Object::List(items) => {
-                    let stack = self.late_stack(items).map_err(|complaint| {
-                        let Complaint { found, expected } = complaint;
-                        SnapshotError::Shape { found: format!("a stack: {found}"), expected }
-                    })?;
-                    self.collector.objects[list as usize] = Object::Stack(stack);
-                    stack
-                }
-                _ => NO_ID,
-            };
-            self.collector.entries[index].stack = stack;
+            self.collector.entries[index].stack = self.resolve_stack(list)?;
         }
         Ok(())
+    }
+
+    /// The same for the blocks in use: nothing is known of what is free.
+    fn resolve_block_stacks(&mut self, segments: &mut [RawSegment]) -> Result<(), SnapshotError> {
+        for block in segments.iter_mut().flat_map(|segment| &mut segment.blocks) {
+            block.stack = match block.state {
+                RawBlockState::Inactive => NO_ID,
+                RawBlockState::Allocated | RawBlockState::Pending => {
+                    self.resolve_stack(block.stack)?
+                }
+            };
+        }
+        Ok(())
+    }
+
+    /// The stack of a list of frames, or [`NO_ID`] for anything else.
+    fn resolve_stack(&mut self, list: u32) -> Result<u32, SnapshotError> {
+        if list == NO_ID {
+            return Ok(NO_ID);
+        }
+        Ok(match self.collector.objects[list as usize] {
+            Object::Stack(stack) => stack,
+            Object::List(items) => {
+                let stack = self.late_stack(items).map_err(|complaint| {
+                    let Complaint { found, expected } = complaint;
+                    SnapshotError::Shape { found: format!("a stack: {found}"), expected }
+                })?;
+                self.collector.objects[list as usize] = Object::Stack(stack);
+                stack
+            }
+            _ => NO_ID,
+        })
     }
 
     /// The stack of a list that was filled before all its frames were, or piece by piece.

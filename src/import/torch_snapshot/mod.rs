@@ -99,7 +99,7 @@ pub enum RawBlockState {
 }
 
 /// A block of a segment at the moment of the snapshot.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct RawBlock {
     /// Where it begins.
     pub address: u64,
@@ -109,6 +109,32 @@ pub struct RawBlock {
     pub requested_bytes: u64,
     /// Its state.
     pub state: RawBlockState,
+    /// Id of the stack that asked for it; while collecting, object id of the list of frames.
+    pub(super) stack: u32,
+}
+
+impl RawBlock {
+    /// A block without a stack.
+    pub fn new(
+        address: u64,
+        size_bytes: u64,
+        requested_bytes: u64,
+        state: RawBlockState,
+    ) -> RawBlock {
+        RawBlock { address, size_bytes, requested_bytes, state, ..RawBlock::default() }
+    }
+}
+
+impl Default for RawBlock {
+    fn default() -> Self {
+        RawBlock {
+            address: 0,
+            size_bytes: 0,
+            requested_bytes: 0,
+            state: RawBlockState::Inactive,
+            stack: NO_ID,
+        }
+    }
 }
 
 /// A segment, or a mapped run of a reservation, at the moment of the snapshot.

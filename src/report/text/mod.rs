@@ -3,11 +3,13 @@
 
 mod grid;
 mod info;
+mod lint;
 mod list;
 mod run;
 mod verify;
 
 pub use info::{FileFacts, info};
+pub use lint::{Effect, effects, lint};
 pub use list::{TraceFormatInfo, list};
 pub use run::{TraceRuns, run};
 pub use verify::{VerifyTally, predictions, verify, verify_legend, verify_summary};

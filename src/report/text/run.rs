@@ -88,6 +88,13 @@ fn trace_line(result: &RunResult, style: Style) -> String {
     if trace.history_share < 1.0 {
         parts.push(format!("{} of its history", percent(trace.history_share)));
     }
+    if let Some(start) = &result.start {
+        parts.push(format!(
+            "{} ({}) there at its start",
+            counted(start.blocks, "block"),
+            Bytes(start.requested_bytes)
+        ));
+    }
     let name = printable(&trace.name);
     let name = if name.is_empty() { "trace".into() } else { name };
     let line = wrapped("", &format!("{name}: {}", parts.join(", ")), "  ");
@@ -203,8 +210,8 @@ fn total_calls(calls: &CallCounts) -> u64 {
 /// What went wrong, under the row.
 fn note(result: &RunResult) -> String {
     match result.outcome.status {
-        Status::Ok => String::new(),
-        Status::Oom => wrapped("  ", &oom(result), "    "),
+        Status::Ok => start(result),
+        Status::Oom => start(result) + &wrapped("  ", &oom(result), "    "),
         Status::Failed => {
             let message =
                 result.outcome.message.as_deref().unwrap_or("the replay could not be done");
@@ -236,6 +243,19 @@ fn spread_note(result: &RunResult) -> String {
         ));
     }
     wrapped("  ", &text, "    ")
+}
+
+/// How a history that begins late was begun, unless with the layout that was there.
+fn start(result: &RunResult) -> String {
+    match &result.start {
+        Some(start) if !start.layout_kept => wrapped(
+            "  ",
+            "began by asking for the blocks that were there: the recorded layout holds for \
+             PyTorch's allocator with the recorded settings only",
+            "    ",
+        ),
+        _ => String::new(),
+    }
 }
 
 /// `event 4,012 asked for 1.95 GiB: largest hole 120 MiB, reserved peak 38.49 GiB, capacity ...`
@@ -323,6 +343,7 @@ pub(crate) mod tests {
                 reserved_bytes_peak: reserved_bytes,
                 ..Peaks::default()
             },
+            start: None,
             final_levels: FinalLevels::default(),
             efficiency: requested as f64 / reserved_bytes as f64,
             fragmentation: 1.0 - requested as f64 / reserved_bytes as f64,

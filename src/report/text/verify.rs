@@ -19,13 +19,18 @@ pub struct VerifyTally {
 pub fn verify(result: &VerifyResult, style: Style) -> String {
     let file = printable(&result.file);
     if let Some(difference) = &result.first_difference {
-        return format!(
-            "{} {file}: event {}: expected {}, got {}\n",
+        let mut text = format!(
+            "{} {file}: event {}: expected {}, got {} ({})\n",
             style.paint(Tone::Bad, "DIFFERS"),
             grouped(difference.event_index),
             printable(&difference.expected),
             printable(&difference.got),
+            versions(result),
         );
+        for cause in &result.possible_causes {
+            text.push_str(&wrapped("  may be because of ", &printable(cause), "    "));
+        }
+        return text;
     }
     if !result.exact {
         return format!("{} {file}\n", style.paint(Tone::Bad, "DIFFERS"));
@@ -42,10 +47,22 @@ pub fn verify(result: &VerifyResult, style: Style) -> String {
     if result.statistics > 0 {
         parts.push(counted(result.statistics, "statistic"));
     }
+    if result.history_share < 1.0 {
+        parts.push(format!("{} of the run's allocs seen", percent(result.history_share)));
+    }
     if !result.not_compared.is_empty() {
         parts.push(format!("not compared: {}", printable(&result.not_compared.join("; "))));
     }
     parts.join("  ") + "\n"
+}
+
+/// `recorded by torch 2.11.0+cu130, rules of 2.11`
+fn versions(result: &VerifyResult) -> String {
+    let recorder = match &result.version {
+        Some(version) => format!("torch {}", printable(version)),
+        None => "an unknown version of torch".to_owned(),
+    };
+    format!("recorded by {recorder}, rules of {}", result.rules)
 }
 
 /// What the lines of several files have in common: what was compared, and what was taken from the
@@ -176,10 +193,14 @@ mod tests {
             statistics: 93,
             ambiguous_groups: 0,
             version: Some("2.11.0+cu130".to_owned()),
+            rules: "2.11".to_owned(),
+            history_share: 1.0,
+            possible_causes: Vec::new(),
             first_difference: None,
             compared: vec!["segments".to_owned(), "offsets".to_owned()],
             not_compared: vec!["peaks (reset while recording)".to_owned()],
             taken_from_recording: vec!["base addresses".to_owned()],
+            layout: Vec::new(),
         }
     }
 
@@ -204,7 +225,12 @@ mod tests {
         assert_eq!(
             verify(&result, Style::default()),
             "DIFFERS runs/llama.pickle.gz: event 1,234: expected segment_alloc of 2097152 at \
-             0x7f00, got alloc at 0x7e00\n"
+             0x7f00, got alloc at 0x7e00 (recorded by torch 2.11.0+cu130, rules of 2.11)\n"
+        );
+        result.possible_causes = vec!["stale sizes: 3 blocks".to_owned()];
+        assert!(
+            verify(&result, Style::default())
+                .ends_with("\n  may be because of stale sizes: 3 blocks\n")
         );
     }
 

@@ -1,6 +1,11 @@
 //! The history of one device of a snapshot → a trace: the structural half of
 //! specs/pytorch_caching.md 13.2. Nothing is simulated here.
 //!
+//! ```text
+//!   final segments and blocks ── memory, start ──> what was there when the history begins
+//!   entries ───────────────────────────────────┴─> blocks, events, actions
+//! ```
+//!
 //! The log shows what the allocator did; a trace says what the program asked. A free whose
 //! completion follows at once was an ordinary free, any other one waited for a stream. What lies
 //! between two operations is a group, and its shape tells who caused it:
@@ -26,14 +31,21 @@
 //! the malloc obtained, R and N in one group were an empty_cache and a malloc (DeepSpeed does
 //! that).
 
+mod memory;
+mod sizes;
+mod start;
+
 use std::collections::HashMap;
 
+use self::memory::{Contradiction, Reservations, Units};
+use self::sizes::Sizes;
+use self::start::{OldBlock, OldSegment};
 use super::torch_snapshot::{NO_ID, RawAction, RawEntry, RawSettings, RawSnapshot, SnapshotError};
 use crate::trace::{
     Block, Event, Frame, Header, History, Op, RecordedAction, RecordedKind, Recording, Role,
-    Source, SourceKind, Stream, Trace,
+    Source, SourceKind, StartBlock, StartLayout, StartSegment, StartState, Stream, Trace,
 };
-use crate::units::{BlockId, FrameId, MIB, NameId, PhaseId, SiteId, StreamId};
+use crate::units::{BlockId, Bytes, FrameId, MIB, NameId, PhaseId, PoolId, SiteId, StreamId};
 
 type FastMap<K, V> = HashMap<K, V, foldhash::fast::RandomState>;
 
@@ -43,8 +55,8 @@ type FastMap<K, V> = HashMap<K, V, foldhash::fast::RandomState>;
 /// A snapshot without any history gives a trace without events and a warning: its settings can be
 /// shown, but there is nothing to replay.
 ///
-/// `room_bytes` is what the allocator could reserve without any refusal by limit or device, where
-/// that is known.
+/// If the history begins late, the blocks and segments that were there become the trace's start, as
+/// far as the final blocks tell.
 ///
 /// # Errors
 /// If `gpu` is not in the snapshot, if several devices have a history and none was chosen, or if
@@ -52,14 +64,27 @@ type FastMap<K, V> = HashMap<K, V, foldhash::fast::RandomState>;
 pub fn trace_from_snapshot(
     snapshot: &RawSnapshot,
     gpu: Option<u32>,
-    room_bytes: Option<u64>,
+    known: KnownMemory,
 ) -> Result<(Trace, Vec<String>), SnapshotError> {
     let device = choose_device(snapshot, gpu)?;
-    let mut reader = HistoryReader::new(snapshot, room_bytes);
+    let mut reader = HistoryReader::new(snapshot, known.room_bytes);
     if let Some(device) = device {
+        match Beginning::of(snapshot, device, known.device_total_bytes) {
+            Ok(beginning) => reader.begin(&beginning)?,
+            Err(unknown) => reader.start_unknown = Some(unknown),
+        }
         reader.read(&snapshot.devices[device])?;
     }
     Ok(reader.finish(device))
+}
+
+/// What is known of the recorded run's memory beside the snapshot.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct KnownMemory {
+    /// What the allocator could reserve in bytes without any refusal by limit or device.
+    pub room_bytes: Option<u64>,
+    /// Total memory of the device in bytes, as it reports it.
+    pub device_total_bytes: Option<u64>,
 }
 
 /// The device to read; nothing if none has a history and none was asked for.
@@ -85,6 +110,55 @@ fn choose_device(snapshot: &RawSnapshot, gpu: Option<u32>) -> Result<Option<usiz
             let found = "several GPUs have a history".to_owned();
             Err(SnapshotError::Gpu { found, choices: choices() })
         }
+    }
+}
+
+/// Why the layout at the start is not known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum StartUnknown {
+    /// The file does not hold the final blocks of every segment.
+    NoBlockLists,
+    /// They contradict the history.
+    Contradicted,
+}
+
+/// What was there when the history begins; nothing, if it begins with the first segment.
+struct Beginning {
+    units: Units,
+    segments: Vec<OldSegment>,
+}
+
+impl Beginning {
+    fn of(
+        snapshot: &RawSnapshot,
+        device: usize,
+        device_total_bytes: Option<u64>,
+    ) -> Result<Beginning, StartUnknown> {
+        if !start::has_block_lists(snapshot, device) {
+            return Err(StartUnknown::NoBlockLists);
+        }
+        let beginning = Self::walk(snapshot, device, device_total_bytes);
+        beginning.map_err(|Contradiction| {
+            // Without any segment the file may just lack them.
+            match memory::final_segments(snapshot, device).next() {
+                Some(_) => StartUnknown::Contradicted,
+                None => StartUnknown::NoBlockLists,
+            }
+        })
+    }
+
+    fn walk(
+        snapshot: &RawSnapshot,
+        device: usize,
+        device_total_bytes: Option<u64>,
+    ) -> Result<Beginning, Contradiction> {
+        let sizes = Sizes::new(snapshot.settings.as_ref());
+        let reservations = Reservations::new(device_total_bytes, sizes.large_page_bytes);
+        let blocks = start::blocks_in_use(snapshot, device)?;
+        let kind_of = |from, to| start::kind_of_run(&blocks, &sizes, from, to);
+        let units = Units::of_history(snapshot, device, reservations, kind_of)?;
+        let segments = start::layout(&units, &blocks, &sizes, |_| false)?;
+        Ok(Beginning { units, segments })
     }
 }
 
@@ -164,6 +238,9 @@ struct HistoryReader<'a> {
     sites: FastMap<u32, SiteId>,
     frames: FastMap<u32, FrameId>,
     oddities: Oddities,
+    start_unknown: Option<StartUnknown>,
+    /// Blocks that were there when the history begins. They have the first ids.
+    blocks_at_start: u32,
 }
 
 impl<'a> HistoryReader<'a> {
@@ -187,7 +264,51 @@ impl<'a> HistoryReader<'a> {
             sites: FastMap::default(),
             frames: FastMap::default(),
             oddities: Oddities::default(),
+            start_unknown: None,
+            blocks_at_start: 0,
         }
+    }
+
+    /// Takes over what was there when the history begins.
+    fn begin(&mut self, beginning: &Beginning) -> Result<(), SnapshotError> {
+        if beginning.segments.is_empty() {
+            return Ok(());
+        }
+        let mut start = StartLayout::default();
+        for segment in &beginning.segments {
+            let unit = &beginning.units.units[segment.unit as usize];
+            let stream = self.stream_of_handle(unit.stream)?;
+            let first = start.blocks.len();
+            let mut end = segment.address;
+            for old in &segment.blocks {
+                start.blocks.extend(free_between(end, old.address));
+                start.blocks.push(self.old_block(old, stream)?);
+                end = old.address + old.size_bytes;
+            }
+            start.blocks.extend(free_between(end, segment.address + segment.size_bytes));
+            start.segments.push(StartSegment {
+                address: segment.address,
+                size_bytes: segment.size_bytes,
+                stream,
+                pool: PoolId::NONE,
+                large: unit.large == Some(true),
+                reservation: unit.expandable.then_some(unit.base),
+                blocks: dense_id(start.blocks.len() - first, "blocks")?,
+            });
+            self.reserved_bytes = self.reserved_bytes.saturating_add(segment.size_bytes);
+        }
+        self.blocks_at_start = dense_id(self.trace.blocks.len(), "blocks")?;
+        self.trace.start = Some(start);
+        Ok(())
+    }
+
+    fn old_block(&mut self, old: &OldBlock, stream: StreamId) -> Result<StartBlock, SnapshotError> {
+        let site = self.site(old.stack)?;
+        let block = self.new_block(old.request_bytes, stream, site, old.address)?;
+        self.live.insert(old.address, Live { block, pending: old.deferred });
+        self.pending += usize::from(old.deferred);
+        let state = if old.deferred { StartState::Deferred } else { StartState::Live };
+        Ok(StartBlock { size_bytes: old.size_bytes, block, state, guessed: old.guessed })
     }
 
     fn read(&mut self, entries: &[RawEntry]) -> Result<(), SnapshotError> {
@@ -233,7 +354,9 @@ impl<'a> HistoryReader<'a> {
             self.oddities.sizes_zero += 1;
             return self.close_group();
         }
-        let block = self.new_block(entry, if refused { 0 } else { entry.address })?;
+        let (stream, site) = (self.stream(entry)?, self.site(entry.stack)?);
+        let address = if refused { 0 } else { entry.address };
+        let block = self.new_block(entry.size_bytes, stream, site, address)?;
         if !refused {
             self.occupy(entry, block)?;
         }
@@ -354,6 +477,9 @@ impl<'a> HistoryReader<'a> {
         };
         let block = live.block;
         live.pending = true;
+        if block.0 < self.blocks_at_start {
+            self.oddities.frees_without_alloc += 1;
+        }
         self.mark_phase(entry)?;
         if at_once {
             self.live.remove(&entry.address);
@@ -460,19 +586,25 @@ impl<'a> HistoryReader<'a> {
         Ok(())
     }
 
-    fn new_block(&mut self, entry: &RawEntry, address: u64) -> Result<BlockId, SnapshotError> {
+    fn new_block(
+        &mut self,
+        size_bytes: u64,
+        stream: StreamId,
+        site: SiteId,
+        address: u64,
+    ) -> Result<BlockId, SnapshotError> {
         let block = BlockId(dense_id(self.trace.blocks.len(), "blocks")?);
-        let stream = self.stream(entry)?;
-        let site = self.site(entry)?;
-        let (size_bytes, name, role) = (entry.size_bytes, NameId::NONE, Role::Unknown);
+        let (name, role) = (NameId::NONE, Role::Unknown);
         self.trace.blocks.push(Block { size_bytes, stream, site, name, role });
         self.recording.block_addresses.push(address);
         Ok(block)
     }
 
     fn stream(&mut self, entry: &RawEntry) -> Result<StreamId, SnapshotError> {
-        // An entry that names no stream ran on the default one.
-        let handle = self.snapshot.streams.get(entry.stream as usize).copied().unwrap_or(0);
+        self.stream_of_handle(memory::stream_of(self.snapshot, entry))
+    }
+
+    fn stream_of_handle(&mut self, handle: u64) -> Result<StreamId, SnapshotError> {
         if let Some((last, stream)) = self.stream_last
             && last == handle
         {
@@ -491,20 +623,20 @@ impl<'a> HistoryReader<'a> {
         Ok(stream)
     }
 
-    fn site(&mut self, entry: &RawEntry) -> Result<SiteId, SnapshotError> {
-        if entry.stack == NO_ID {
+    fn site(&mut self, raw: u32) -> Result<SiteId, SnapshotError> {
+        if raw == NO_ID {
             return Ok(SiteId::NONE);
         }
-        if let Some(&site) = self.sites.get(&entry.stack) {
+        if let Some(&site) = self.sites.get(&raw) {
             return Ok(site);
         }
         let mut stack = Vec::new();
-        for &frame in self.snapshot.stack(entry.stack) {
+        for &frame in self.snapshot.stack(raw) {
             stack.push(self.frame(frame)?);
         }
         let site = SiteId(dense_id(self.trace.sites.stacks.len(), "stacks")?);
         self.trace.sites.stacks.push(stack);
-        self.sites.insert(entry.stack, site);
+        self.sites.insert(raw, site);
         Ok(site)
     }
 
@@ -529,7 +661,8 @@ impl<'a> HistoryReader<'a> {
             history: History {
                 frees_without_alloc: self.oddities.frees_without_alloc,
                 allocs: self.trace.header.history.allocs,
-                ..History::default()
+                blocks_at_start: u64::from(self.blocks_at_start),
+                allocs_of_run: None,
             },
             start_unix_ns: self.time_first_us.and_then(|us| us.checked_mul(1000)),
             ..Header::default()
@@ -537,6 +670,41 @@ impl<'a> HistoryReader<'a> {
         self.trace.header.device.index = device.map(|device| device as u32);
         self.trace.recording = Some(self.recording);
         (self.trace, warnings)
+    }
+
+    /// What to know of a history that begins late.
+    fn warning_of_start(&self) -> Option<String> {
+        if let Some(start) = &self.trace.start {
+            let in_use = || start.blocks.iter().filter(|block| block.state != StartState::Free);
+            let bytes = in_use().fold(0u64, |sum, block| sum.saturating_add(block.size_bytes));
+            let count = in_use().count();
+            let guessed = in_use().filter(|block| block.guessed).count();
+            return Some(format!(
+                "the history begins late: {count} blocks ({}) were there, taken from the final \
+                 snapshot walked backwards; {guessed} of {count} sizes are guesses",
+                Bytes(bytes)
+            ));
+        }
+        let frees = self.oddities.frees_without_alloc;
+        let left_out = (frees > 0).then(|| {
+            format!(
+                "{frees} frees of blocks that were allocated before the history begins are left \
+                 out: what lived then is missing, and all peaks are too low"
+            )
+        });
+        match self.start_unknown? {
+            StartUnknown::NoBlockLists => left_out.map(|left_out| {
+                format!("{left_out}; dump the snapshot with the blocks of its segments")
+            }),
+            StartUnknown::Contradicted => {
+                let contradicted = "the history contradicts the final segments and blocks, so what \
+                                    was there when it begins is not known";
+                Some(match left_out {
+                    Some(left_out) => format!("{contradicted}; {left_out}"),
+                    None => contradicted.to_owned(),
+                })
+            }
+        }
     }
 
     fn warnings(&self, device: Option<usize>) -> Vec<String> {
@@ -554,16 +722,12 @@ impl<'a> HistoryReader<'a> {
             segment.pool_id != (0, 0) && device.is_some_and(|gpu| segment.device == gpu as u32)
         });
         let private = private.count() as u64;
+        warnings.extend(self.warning_of_start());
         let mut warn = |count: u64, text: &str| {
             if count > 0 {
                 warnings.push(format!("{count} {text}"));
             }
         };
-        warn(
-            odd.frees_without_alloc,
-            "frees of blocks that were allocated before the history begins are left out: what lived \
-             then is missing, and all peaks are too low",
-        );
         warn(
             odd.frees_lost,
             "allocs at addresses that were still in use: frees are missing in the history, the \
@@ -592,6 +756,13 @@ impl<'a> HistoryReader<'a> {
         );
         warnings
     }
+}
+
+/// The free block between two addresses.
+fn free_between(from: u64, to: u64) -> Option<StartBlock> {
+    let size_bytes = to.checked_sub(from).filter(|&size_bytes| size_bytes > 0)?;
+    let (block, state) = (BlockId::NONE, StartState::Free);
+    Some(StartBlock { size_bytes, block, state, guessed: false })
 }
 
 fn dense_id(count: usize, what: &'static str) -> Result<u32, SnapshotError> {
