@@ -101,8 +101,8 @@ fn a_changed_recording_is_found() {
 }
 
 /// The claim of README.md: without any address from the recording a run reserves what the real
-/// allocator reported, to the byte, on 35 of the 38 plain recordings that have a truth file. The
-/// others hang on addresses, or filled the card.
+/// allocator reported, to the byte, on 37 of the 38 plain recordings that have a truth file. The
+/// other filled the card.
 #[test]
 fn a_run_reserves_what_the_recorded_allocator_reserved() {
     let Some(dir) = shared_dir() else { return };
@@ -121,6 +121,6 @@ fn a_run_reserves_what_the_recorded_allocator_reserved() {
         .collect();
     assert_eq!(outcomes.len(), 38);
     let exact = outcomes.iter().filter(|&&error| error == 0.0).count();
-    assert!(exact >= 35, "{exact} of 38 are exact");
+    assert!(exact >= 37, "{exact} of 38 are exact");
     assert!(outcomes.iter().all(|&error| error < 0.0065), "{outcomes:?}");
 }

@@ -9,10 +9,11 @@ use super::console::Console;
 use super::input::{self, Files};
 use super::progress::Progress;
 use crate::device::CostProfile;
-use crate::engine::{self, PredictResult, VerifyResult};
+use crate::engine::{self, PredictResult, RunOptions, VerifyResult};
 use crate::import::ReadOptions;
 use crate::report::json;
 use crate::report::text::{self, VerifyTally};
+use crate::units::Bytes;
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -50,6 +51,10 @@ pub(super) struct Args {
     /// Predict from the program's acts alone: no addresses and no refusals from the recording
     #[arg(long, long_help = PREDICT_HELP)]
     predict: bool,
+
+    /// Memory limit of the recorded runs, as in 60GiB, where no truth file tells
+    #[arg(long, value_name = "SIZE", value_parser = super::run::parse_size, requires = "predict")]
+    limit: Option<Bytes>,
 }
 
 struct Verified {
@@ -108,10 +113,20 @@ pub(super) fn execute(args: &Args, console: &Console) -> anyhow::Result<Verdict>
 
 /// Predicts every recording that can be read.
 fn predict_all(args: &Args, console: &Console) -> anyhow::Result<Verdict> {
+    // Costs bear on no decision.
+    let options = RunOptions {
+        limit_bytes: args.limit.map(|size| size.0),
+        ..RunOptions::new(CostProfile::shipped("h200")?)
+    };
     let mut verdict = Verdict::Good;
     let mut results = Vec::new();
     let mut unreadable = 0;
-    for (path, predicted) in args.files.traces.iter().zip(for_each_file(args, predict)) {
+    for (path, predicted) in args
+        .files
+        .traces
+        .iter()
+        .zip(for_each_file(args, |path, read| predict(path, read, &options)))
+    {
         match predicted {
             Ok((result, warnings)) => {
                 for warning in &warnings {
@@ -151,11 +166,13 @@ fn for_each_file<T: Send>(
     answers.collect()
 }
 
-fn predict(path: &Path, options: &ReadOptions) -> anyhow::Result<(PredictResult, Vec<String>)> {
-    let imported = input::read(path, options)?;
-    // Costs bear on no decision.
-    let profile = CostProfile::shipped("h200")?;
-    let mut result = engine::predict(&imported.trace, profile)
+fn predict(
+    path: &Path,
+    read: &ReadOptions,
+    options: &RunOptions,
+) -> anyhow::Result<(PredictResult, Vec<String>)> {
+    let imported = input::read(path, read)?;
+    let mut result = engine::predict(&imported.trace, options)
         .map_err(|error| anyhow::Error::msg(input::located(path, &error)))?;
     result.file = path.display().to_string();
     Ok((result, imported.warnings))

@@ -1,4 +1,4 @@
-//! The one replay loop, its clock and completions; `verify`.
+//! The one replay loop, its clock and completions; `verify` and `predict`.
 //!
 //! [`run`] takes a trace through one allocator on a simulated device. [`verify`] takes a recording
 //! through `caching` and compares every decision with what the recorded allocator did. [`predict`]

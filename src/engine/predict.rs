@@ -26,7 +26,6 @@ use super::replay::{RunError, RunOptions, watch};
 use super::verify::action_kind;
 use crate::alloc::spec::AllocSpec;
 use crate::alloc::{Action, ActionKind};
-use crate::device::CostProfile;
 use crate::device::sim::UNLIMITED_TOTAL_BYTES;
 use crate::metrics::Sink;
 use crate::trace::{Op, Trace, recorded_entries};
@@ -125,19 +124,20 @@ pub enum PredictError {
     Run(#[from] RunError),
 }
 
-/// Predicts what `caching` does with the trace's program and compares that with the recording.
+/// Predicts what `caching` does with the trace's program and compares that with the recording. The
+/// options say what the trace does not: a limit, say.
 ///
 /// # Errors
 /// If there is no recording, it begins late and its first layout is not known, or its settings
 /// cannot be modelled.
-pub fn predict(trace: &Trace, profile: CostProfile) -> Result<PredictResult, PredictError> {
+pub fn predict(trace: &Trace, options: &RunOptions) -> Result<PredictResult, PredictError> {
     let Some(recording) = &trace.recording else { return Err(PredictError::NoRecording) };
     let frees_without_alloc = trace.header.history.frees_without_alloc;
     if frees_without_alloc > 0 && trace.start.is_none() {
         return Err(PredictError::LateHistory { frees_without_alloc });
     }
     let spec = AllocSpec { name: "caching".to_owned(), params: Vec::new() };
-    let (run, predicted) = watch(trace, &spec, &RunOptions::new(profile), History::of(trace))?;
+    let (run, predicted) = watch(trace, &spec, options, History::of(trace))?;
     if let Some(failure) = run.failure {
         return Err(PredictError::Failed(failure));
     }

@@ -864,7 +864,7 @@ mod tests {
                     let base = addresses.take(size_bytes).expect("addresses are left");
                     let below = live.range(..base + size_bytes).next_back();
                     assert!(below.is_none_or(|(&other, &size)| other + size <= base));
-                    assert_eq!(base % alignment(size_bytes), 0);
+                    assert_eq!(base % SMALL_ALIGNMENT_BYTES, 0);
                     live.insert(base, size_bytes);
                 } else {
                     let nth = random.below(live.len() as u64) as usize;
