@@ -190,12 +190,17 @@ fn is_zero(count: &u64) -> bool {
 }
 
 impl History {
-    /// Share of the run's allocs that the history holds, 0 to 1. Where the run's number is not
-    /// known, those blocks stand for the unseen ones that were there when the history begins.
+    /// Allocs of the run that the history does not hold. Where the run's number is not known, those
+    /// blocks stand for them that were there when the history begins: there are at least as many.
+    pub fn allocs_unseen(&self) -> u64 {
+        let told = self.allocs_of_run.map_or(0, |allocs| allocs.saturating_sub(self.allocs));
+        told.max(self.frees_without_alloc).max(self.blocks_at_start)
+    }
+
+    /// Share of the run's allocs that the history holds, 0 to 1; an upper bound where the run's
+    /// number is not known.
     pub fn share(&self) -> f64 {
-        let unseen = self.frees_without_alloc.max(self.blocks_at_start);
-        let known = self.allocs.saturating_add(unseen);
-        let all = self.allocs_of_run.map_or(known, |allocs| allocs.max(known));
+        let all = self.allocs.saturating_add(self.allocs_unseen());
         if all == 0 { 1.0 } else { self.allocs as f64 / all as f64 }
     }
 }

@@ -20,14 +20,16 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::{
     Block, Direction, Event, Frame, Header, InvalidTrace, Op, Pool, RecordedAction, RecordedKind,
-    Recording, Role, Sites, Stream, Trace, Transfer, Truth, validate,
+    Recording, Role, Sites, StartBlock, StartLayout, StartSegment, StartState, Stream, Trace,
+    Transfer, Truth, validate,
 };
 use crate::units::{
     BlockId, FrameId, ModuleId, NameId, PhaseId, PoolId, SettingsId, SiteId, StreamId, TransferId,
 };
 
-/// Version of the native format that is written, and the newest that is read.
-pub const NATIVE_VERSION: u32 = 1;
+/// Version of the native format that is written, and the newest that is read. Version 1 knew
+/// neither `settings_changes` nor `start`; whatever it holds means the same in version 2.
+pub const NATIVE_VERSION: u32 = 2;
 
 /// The first key of a native trace; its value is the version.
 const VERSION_KEY: &str = "fraglab_trace";
@@ -50,7 +52,8 @@ pub enum NativeError {
     },
     /// Of a version that this program does not know.
     #[error(
-        "version {found} of the native trace format; this fraglab reads version {NATIVE_VERSION}"
+        "version {found} of the native trace format; this fraglab reads versions 1 to \
+         {NATIVE_VERSION}"
     )]
     Version {
         /// The version found.
@@ -145,6 +148,7 @@ pub(super) fn print(trace: &Trace, writer: impl Write) -> io::Result<()> {
     let handles: Vec<u64> = trace.streams.iter().map(|stream| stream.handle).collect();
     writer.section_unless_empty("streams", &handles)?;
     writer.section_unless_empty("pools", &trace.pools)?;
+    writer.section_unless_empty("settings_changes", &trace.settings_changes)?;
     writer.section_unless_empty("phases", &trace.phases)?;
     writer.section_unless_empty("modules", &trace.modules)?;
     if !trace.transfers.is_empty() {
@@ -156,6 +160,9 @@ pub(super) fn print(trace: &Trace, writer: impl Write) -> io::Result<()> {
     }
     if !trace.blocks.is_empty() {
         writer.section("blocks", &BlockColumns::from(&trace.blocks[..]))?;
+    }
+    if let Some(start) = &trace.start {
+        writer.section("start", &StartTables::from(start))?;
     }
     if !trace.events.is_empty() {
         writer.section("events", &EventColumns::from(&trace.events[..]))?;
@@ -215,7 +222,7 @@ impl<'de> Deserialize<'de> for Document {
                     }
                 }
                 let version: u32 = map.next_value()?;
-                if version == NATIVE_VERSION {
+                if (1..=NATIVE_VERSION).contains(&version) {
                     return Body::deserialize(MapAccessDeserializer::new(map))
                         .map(|body| Document::Known(Box::new(body)));
                 }
@@ -239,6 +246,8 @@ struct Body {
     #[serde(default)]
     pools: Vec<Pool>,
     #[serde(default)]
+    settings_changes: Vec<String>,
+    #[serde(default)]
     phases: Vec<String>,
     #[serde(default)]
     modules: Vec<String>,
@@ -251,6 +260,8 @@ struct Body {
     #[serde(default)]
     blocks: BlockColumns,
     #[serde(default)]
+    start: Option<StartTables>,
+    #[serde(default)]
     events: EventColumns,
     #[serde(default)]
     recording: Option<RecordingTables>,
@@ -261,16 +272,16 @@ impl Body {
         let blocks = self.blocks.into_blocks()?;
         let events = self.events.into_events(blocks.len())?;
         Ok(Trace {
-            settings_changes: Vec::new(),
-            start: None,
             header: self.header,
             streams: self.streams.into_iter().map(|handle| Stream { handle }).collect(),
             pools: self.pools,
+            settings_changes: self.settings_changes,
             phases: self.phases,
             modules: self.modules,
             transfers: self.transfers.into_transfers()?,
             names: self.names,
             sites: self.sites.into(),
+            start: self.start.map(|start| start.into_layout()).transpose()?,
             recording: self.recording.map(|r| r.into_recording()).transpose()?,
             blocks,
             events,
@@ -444,6 +455,143 @@ impl BlockColumns {
                 site: site.map_or(SiteId::NONE, SiteId),
                 name: name.map_or(NameId::NONE, NameId),
                 role,
+            })
+            .collect())
+    }
+}
+
+/// Small, large.
+const POOL_SIZE_LETTERS: &str = "sl";
+
+/// Live, deferred, free.
+const STATE_LETTERS: &str = "ld.";
+
+const STATES: [StartState; 3] = [StartState::Live, StartState::Deferred, StartState::Free];
+
+/// A size that is known, a guess.
+const GUESS_LETTERS: &str = ".g";
+
+#[derive(Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct StartTables {
+    #[serde(default)]
+    segments: StartSegmentColumns,
+    #[serde(default)]
+    blocks: StartBlockColumns,
+}
+
+#[derive(Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct StartSegmentColumns {
+    address: Vec<u64>,
+    size_bytes: Vec<u64>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    stream: Vec<u32>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pool: Vec<Option<u32>>,
+    /// A letter a segment: of a `s`mall or of a `l`arge pool.
+    large: String,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    reservation: Vec<Option<u64>>,
+    /// Number of blocks.
+    blocks: Vec<u32>,
+}
+
+#[derive(Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct StartBlockColumns {
+    size_bytes: Vec<u64>,
+    block: Vec<Option<u32>>,
+    /// A letter a block: `l`ive, `d`eferred or `.` for free.
+    state: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    guessed: String,
+}
+
+impl From<&StartLayout> for StartTables {
+    fn from(start: &StartLayout) -> Self {
+        let StartLayout { segments, blocks } = start;
+        let guessed: String = match blocks.iter().any(|block| block.guessed) {
+            true => blocks.iter().map(|b| if b.guessed { 'g' } else { '.' }).collect(),
+            false => String::new(),
+        };
+        StartTables {
+            segments: StartSegmentColumns {
+                address: segments.iter().map(|segment| segment.address).collect(),
+                size_bytes: segments.iter().map(|segment| segment.size_bytes).collect(),
+                stream: unless_all(segments.iter().map(|s| s.stream.0).collect(), &0),
+                pool: unless_all(segments.iter().map(|s| optional(s.pool.0)).collect(), &None),
+                large: segments.iter().map(|s| if s.large { 'l' } else { 's' }).collect(),
+                reservation: unless_all(segments.iter().map(|s| s.reservation).collect(), &None),
+                blocks: segments.iter().map(|segment| segment.blocks).collect(),
+            },
+            blocks: StartBlockColumns {
+                size_bytes: blocks.iter().map(|block| block.size_bytes).collect(),
+                block: blocks.iter().map(|block| optional(block.block.0)).collect(),
+                state: blocks.iter().map(|block| state_letter(block.state)).collect(),
+                guessed,
+            },
+        }
+    }
+}
+
+fn state_letter(state: StartState) -> char {
+    match state {
+        StartState::Live => 'l',
+        StartState::Deferred => 'd',
+        StartState::Free => '.',
+    }
+}
+
+impl StartTables {
+    fn into_layout(self) -> Result<StartLayout, NativeError> {
+        Ok(StartLayout {
+            segments: self.segments.into_segments()?,
+            blocks: self.blocks.into_blocks()?,
+        })
+    }
+}
+
+impl StartSegmentColumns {
+    fn into_segments(self) -> Result<Vec<StartSegment>, NativeError> {
+        const EACH: &str = "a segment";
+        let count = self.address.len();
+        let large = letters("start.segments.large", &self.large, POOL_SIZE_LETTERS, |i| i == 1)?;
+        check_length("start.segments.size_bytes", self.size_bytes.len(), count, EACH)?;
+        check_length("start.segments.large", large.len(), count, EACH)?;
+        check_length("start.segments.blocks", self.blocks.len(), count, EACH)?;
+        let streams = or_default("start.segments.stream", self.stream, 0, count, EACH)?;
+        let pools = or_default("start.segments.pool", self.pool, None, count, EACH)?;
+        let bases = or_default("start.segments.reservation", self.reservation, None, count, EACH)?;
+        let segment = |index: usize| StartSegment {
+            address: self.address[index],
+            size_bytes: self.size_bytes[index],
+            stream: StreamId(streams[index]),
+            pool: pools[index].map_or(PoolId::NONE, PoolId),
+            large: large[index],
+            reservation: bases[index],
+            blocks: self.blocks[index],
+        };
+        Ok((0..count).map(segment).collect())
+    }
+}
+
+impl StartBlockColumns {
+    fn into_blocks(self) -> Result<Vec<StartBlock>, NativeError> {
+        const EACH: &str = "a block of the start";
+        let count = self.size_bytes.len();
+        let states = letters("start.blocks.state", &self.state, STATE_LETTERS, |i| STATES[i])?;
+        check_length("start.blocks.state", states.len(), count, EACH)?;
+        check_length("start.blocks.block", self.block.len(), count, EACH)?;
+        let guessed = letters("start.blocks.guessed", &self.guessed, GUESS_LETTERS, |i| i == 1)?;
+        let guessed = or_default("start.blocks.guessed", guessed, false, count, EACH)?;
+        let columns = self.size_bytes.into_iter().zip(self.block).zip(states).zip(guessed);
+        Ok(columns
+            .map(|(((size_bytes, block), state), guessed)| StartBlock {
+                size_bytes,
+                block: block.map_or(BlockId::NONE, BlockId),
+                state,
+                guessed,
             })
             .collect())
     }

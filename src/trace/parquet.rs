@@ -1,8 +1,9 @@
 //! Parquet: one row an event, denormalised, for people who look at traces with other tools.
 //!
-//! Rows are the truth for whatever they can hold. The rest (header, tables, the recording's
-//! actions, blocks that no event speaks of) stands in the key-value metadata, in the native format,
-//! so that its reader and its checks serve here too. The columns are listed in `traces/README.md`.
+//! Rows are the truth for whatever they can hold. The rest (header, tables, the layout at the
+//! start, the recording's actions, blocks that no event asks for) stands in the key-value metadata,
+//! in the native format, so that its reader and its checks serve here too. The columns are listed
+//! in `traces/README.md`.
 //!
 //! A damaged run length in a page makes polars ask for 2^61 bytes, which ends the process and
 //! cannot be caught. So a checksum of the whole file stands in the metadata, and is compared before
@@ -223,11 +224,14 @@ fn tables_of(trace: &Trace) -> Result<(String, String), ParquetError> {
         blocks: unused.iter().map(pick).collect(),
         streams: trace.streams.clone(),
         pools: trace.pools.clone(),
+        settings_changes: trace.settings_changes.clone(),
         phases: trace.phases.clone(),
         modules: trace.modules.clone(),
         transfers: trace.transfers.clone(),
         names: trace.names.clone(),
         sites: trace.sites.clone(),
+        // Block ids in it are those of the whole trace, as in the recording's actions.
+        start: trace.start.clone(),
         events: Vec::new(),
         recording,
     };

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use super::{Event, Op, RecordedKind, Recording, Trace};
+use super::{Event, Op, RecordedKind, Recording, StartLayout, StartState, Trace};
 
 /// Statistics of a trace. Sums of sizes over a whole trace stop at 2^64 − 1.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -23,6 +23,8 @@ pub struct TraceStats {
     pub dones: u64,
     /// Number of `empty_cache` events.
     pub empty_caches: u64,
+    /// Number of `settings` events.
+    pub settings_changes: u64,
     /// Number of streams that blocks were asked on.
     pub streams: u64,
     /// Number of `mark` events.
@@ -31,9 +33,10 @@ pub struct TraceStats {
     pub steps: u64,
     /// Time of the last event in nanoseconds.
     pub duration_ns: u64,
-    /// Most bytes that the program had asked for and not freed at one instant.
+    /// Most bytes that the program had asked for and not freed at one instant, blocks of the layout
+    /// at the start included.
     pub requested_bytes_peak: u64,
-    /// Index of the event that first reached it; nothing without an alloc.
+    /// Index of the event that first reached it; nothing if that was before the first event.
     pub requested_peak_event: Option<u64>,
     /// The phase then.
     pub requested_peak_phase: Option<String>,
@@ -43,14 +46,17 @@ pub struct TraceStats {
     pub live_blocks_peak: u64,
     /// Blocks that are live at the end.
     pub never_freed_blocks: u64,
-    /// Sum of the sizes of all allocs in bytes.
+    /// Sum of the sizes of all allocs in bytes. Only events count, here and in what follows.
     pub alloc_bytes_total: u64,
     /// How large allocs are.
     pub sizes: SizeStats,
     /// What each stream asked for, in the order of the streams' handles.
     pub by_stream: Vec<StreamStats>,
-    /// Share of all known blocks whose alloc the trace shows, 0 to 1.
+    /// Share of the run's allocs that the trace shows, 0 to 1; an upper bound where the number of
+    /// all is not known.
     pub history_share: f64,
+    /// What was there before the first event, if the history begins late.
+    pub at_start: Option<StartStats>,
     /// What the recorded allocator did, if the trace tells.
     pub recorded: Option<RecordedStats>,
 }
@@ -92,6 +98,25 @@ pub struct StreamStats {
     pub share: f64,
 }
 
+/// What was there before the first event.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct StartStats {
+    /// Segments and mapped runs.
+    pub segments: u64,
+    /// Their sizes in bytes.
+    pub reserved_bytes: u64,
+    /// Blocks in the program's hands.
+    pub live_blocks: u64,
+    /// What the program asked for them, in bytes.
+    pub requested_bytes: u64,
+    /// Blocks freed by the program that wait for another stream.
+    pub deferred_blocks: u64,
+    /// What the program asked for these, in bytes.
+    pub deferred_bytes: u64,
+    /// Blocks in use whose size is a guess.
+    pub guessed_blocks: u64,
+}
+
 /// What the recorded allocator did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct RecordedStats {
@@ -99,8 +124,8 @@ pub struct RecordedStats {
     pub segment_allocs: u64,
     /// Times that it gave device memory back.
     pub segment_frees: u64,
-    /// Most bytes that its segments had at one instant. Segments that were there before the
-    /// recording began count only as far as the recording shows how they came.
+    /// Most bytes that its segments had at one instant. Of segments that were there before the
+    /// recording began only those count that stand in the layout at the start.
     pub reserved_bytes_peak: u64,
     /// Requests that it refused.
     pub ooms: u64,
@@ -114,10 +139,18 @@ pub fn stats(trace: &Trace) -> TraceStats {
         events: trace.events.len() as u64,
         duration_ns: trace.events.last().map_or(0, |event| event.time_ns),
         history_share: trace.header.history.share(),
-        recorded: trace.recording.as_ref().map(recorded_stats),
+        at_start: trace.start.as_ref().map(|start| start_stats(trace, start)),
         ..Default::default()
     };
-    let mut watch = Watch::default();
+    let at_start = stats.at_start.unwrap_or_default();
+    stats.recorded = trace.recording.as_ref().map(|recording| recorded_stats(recording, &at_start));
+    stats.requested_bytes_peak = at_start.requested_bytes;
+    stats.live_blocks_peak = at_start.live_blocks;
+    let mut watch = Watch {
+        requested_bytes: at_start.requested_bytes,
+        live_blocks: at_start.live_blocks,
+        ..Default::default()
+    };
     for (index, event) in trace.events.iter().enumerate() {
         watch.event(trace, &mut stats, index as u64, event);
     }
@@ -181,6 +214,7 @@ impl Watch {
             Op::Attempt(_) => stats.attempts += 1,
             Op::Done(_) => stats.dones += 1,
             Op::EmptyCache => stats.empty_caches += 1,
+            Op::Settings(_) => stats.settings_changes += 1,
             Op::Mark(phase) => {
                 stats.phases += 1;
                 self.phase = Some(phase.index());
@@ -229,12 +263,32 @@ fn size_stats(mut sizes: Vec<u64>) -> SizeStats {
     }
 }
 
-fn recorded_stats(recording: &Recording) -> RecordedStats {
-    let mut stats = RecordedStats {
-        addresses: recording.block_addresses.iter().filter(|&&address| address != 0).count() as u64,
+fn start_stats(trace: &Trace, start: &StartLayout) -> StartStats {
+    let mut stats = StartStats {
+        segments: start.segments.len() as u64,
+        reserved_bytes: sum(start.segments.iter().map(|segment| segment.size_bytes)),
         ..Default::default()
     };
-    let mut reserved_bytes: u64 = 0;
+    for block in &start.blocks {
+        let (blocks, bytes) = match block.state {
+            StartState::Live => (&mut stats.live_blocks, &mut stats.requested_bytes),
+            StartState::Deferred => (&mut stats.deferred_blocks, &mut stats.deferred_bytes),
+            StartState::Free => continue,
+        };
+        *blocks += 1;
+        *bytes += trace.blocks[block.block.index()].size_bytes;
+        stats.guessed_blocks += u64::from(block.guessed);
+    }
+    stats
+}
+
+fn recorded_stats(recording: &Recording, at_start: &StartStats) -> RecordedStats {
+    let mut stats = RecordedStats {
+        addresses: recording.block_addresses.iter().filter(|&&address| address != 0).count() as u64,
+        reserved_bytes_peak: at_start.reserved_bytes,
+        ..Default::default()
+    };
+    let mut reserved_bytes = at_start.reserved_bytes;
     for action in &recording.actions {
         match action.kind {
             RecordedKind::SegmentAlloc | RecordedKind::SegmentMap => {

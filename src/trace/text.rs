@@ -19,13 +19,13 @@ use serde::Serialize;
 use serde::de::value::{Error as WordError, StrDeserializer};
 use serde::de::{DeserializeOwned, IntoDeserializer};
 
-use super::validate::{BLOCK_BYTES_MAX, LIVE_BYTES_MAX};
+use super::validate::{BLOCK_BYTES_MAX, EnteredPools, LIVE_BYTES_MAX};
 use super::{
     Block, DeviceCall, Direction, Event, Expectation, Fault, FaultWhen, Op, Pool, PoolKind, Role,
     Source, SourceKind, Trace, Transfer,
 };
 use crate::units::{
-    BlockId, Bytes, ModuleId, NameId, PhaseId, PoolId, SiteId, StreamId, TransferId,
+    BlockId, Bytes, ModuleId, NameId, PhaseId, PoolId, SettingsId, SiteId, StreamId, TransferId,
 };
 use write::show_time;
 pub use write::write_text;
@@ -38,8 +38,8 @@ pub const REPEAT_DEPTH_MAX: usize = 16;
 /// The name of blocks that are never freed and never spoken of again.
 const NAMELESS: &str = "_";
 
-const EVENT_WORDS: &str = "alloc, attempt, free, defer, done, access, mark, empty_cache, pool, \
-    enter, leave, transfer, repeat, end";
+const EVENT_WORDS: &str = "alloc, attempt, free, defer, done, access, mark, empty_cache, \
+    settings, pool, enter, leave, transfer, repeat, end";
 const HEADER_WORDS: &str = "name, source, device, device_index, start_unix_ns, capacity, \
     device_total, limit, conf, addresses, fail, strategies, expect";
 
@@ -382,6 +382,7 @@ struct Parser {
     names: HashMap<String, NameId>,
     phases: HashMap<String, u32>,
     modules: HashMap<String, u32>,
+    settings: HashMap<String, u32>,
     streams: HashMap<u64, StreamId>,
     transfers: HashMap<(u64, bool), TransferId>,
     /// Header words seen, with their lines.
@@ -588,6 +589,7 @@ impl Parser {
                 let id = intern(&mut self.phases, &mut self.trace.phases, &phase.text);
                 Ok(Op::Mark(PhaseId(id)))
             }
+            "settings" => self.settings(args).map(Op::Settings),
             "enter" => self.module(args).map(Op::ModuleEnter),
             "leave" => self.module(args).map(Op::ModuleLeave),
             "transfer" => self.transfer(args).map(Op::Transfer),
@@ -597,6 +599,17 @@ impl Parser {
             ))),
         }?;
         self.push_event(line, word.at, StepKind::Op(op))
+    }
+
+    /// All words to the end of the line: settings are often written with a space after a comma.
+    fn settings(&mut self, args: &mut Args<'_, '_>) -> Result<SettingsId, Wrong> {
+        let mut settings = args.require("the settings")?.text.to_string();
+        while let Some(more) = args.next() {
+            settings.push(' ');
+            settings.push_str(&more.text);
+        }
+        let id = intern(&mut self.settings, &mut self.trace.settings_changes, &settings);
+        Ok(SettingsId(id))
     }
 
     fn module(&mut self, args: &mut Args<'_, '_>) -> Result<ModuleId, Wrong> {
@@ -811,7 +824,7 @@ enum NameState {
 struct Runner {
     trace: Trace,
     states: Vec<NameState>,
-    entered: Vec<PoolId>,
+    entered: EnteredPools,
     time_ns: u64,
     live_bytes: u64,
 }
@@ -819,7 +832,8 @@ struct Runner {
 impl Runner {
     fn new(trace: Trace) -> Runner {
         let states = vec![NameState::Gone("is not asked for yet"); trace.names.len()];
-        Runner { trace, states, entered: Vec::new(), time_ns: 0, live_bytes: 0 }
+        let entered = EnteredPools::new(trace.pools.len());
+        Runner { trace, states, entered, time_ns: 0, live_bytes: 0 }
     }
 
     fn run(mut self, steps: &[Step]) -> Result<Trace, (Wrong, u32)> {
@@ -879,7 +893,12 @@ impl Runner {
             }
             StepKind::Done(name) => Op::Done(self.done(name)?),
             StepKind::Access(name) => Op::Access(self.live(name)?),
-            StepKind::Op(op) => self.other(op)?,
+            StepKind::Op(op) => {
+                let pools = &self.trace.pools;
+                let show = |pool: PoolId| format!("pool `{}`", pools[pool.index()].name);
+                self.entered.apply(op, pools, show)?;
+                op
+            }
             StepKind::Repeat(_) | StepKind::End { .. } => return Ok(()),
         };
         self.trace.events.push(Event { time_ns: self.time_ns, op });
@@ -951,30 +970,5 @@ impl Runner {
             }
             NameState::Gone(why) => Err(format!("`{shown}` {why}: `done` goes with `defer`")),
         }
-    }
-
-    fn other(&mut self, op: Op) -> Result<Op, String> {
-        let pool_name = |pool: PoolId| &self.trace.pools[pool.index()].name;
-        match op {
-            Op::PoolEnter(pool) => self.entered.push(pool),
-            Op::PoolLeave(pool) => match self.entered.last() {
-                Some(inner) if *inner == pool => {
-                    self.entered.pop();
-                }
-                Some(inner) => {
-                    return Err(format!(
-                        "leaves pool `{}`, but is in pool `{}`",
-                        pool_name(pool),
-                        pool_name(*inner)
-                    ));
-                }
-                None => return Err(format!("leaves pool `{}`, but is in none", pool_name(pool))),
-            },
-            Op::PoolDelete(pool) if self.entered.contains(&pool) => {
-                return Err(format!("deletes pool `{}` while in it", pool_name(pool)));
-            }
-            _ => {}
-        }
-        Ok(op)
     }
 }

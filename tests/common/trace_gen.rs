@@ -6,12 +6,14 @@
 use fraglab::trace::{
     AddressPolicy, Block, DeviceCall, DeviceInfo, Direction, Event, Expectation, Fault, FaultWhen,
     Frame, Header, History, Op, Pool, PoolKind, RecordedAction, RecordedKind, Recording, Role,
-    Source, SourceKind, Trace, Transfer, Truth,
+    Source, SourceKind, StartBlock, StartLayout, StartSegment, StartState, Trace, Transfer, Truth,
 };
 use fraglab::units::{
-    BlockId, FrameId, ModuleId, NameId, PhaseId, PoolId, SiteId, StreamId, TransferId,
+    BlockId, FrameId, ModuleId, NameId, PhaseId, PoolId, SettingsId, SiteId, StreamId, TransferId,
 };
 use proptest::prelude::*;
+
+use super::Rng;
 
 /// Names that a text has to quote, or must not take for something else.
 const ODD_NAMES: [&str; 12] = [
@@ -44,10 +46,14 @@ pub(crate) fn text_traces() -> impl Strategy<Value = Trace> {
     })
 }
 
-/// Traces with everything: sites, a recording, unused entries, block ids in no order.
+/// Traces with everything: sites, a recording, a layout at the start, unused entries, block ids in
+/// no order.
 pub(crate) fn any_traces() -> impl Strategy<Value = Trace> {
     commands().prop_map(|(commands, seed)| {
         let mut builder = Builder::default();
+        if seed & 128 == 128 {
+            builder.begin_late(seed);
+        }
         builder.run(&commands);
         builder.trace.header = header(seed, false);
         let mut trace = builder.trace;
@@ -56,7 +62,10 @@ pub(crate) fn any_traces() -> impl Strategy<Value = Trace> {
             let address = |i: usize| {
                 if i.is_multiple_of(5) { 0 } else { 0x7f00_0000_0000 + 512 * (i as u64 % 7) }
             };
-            let block_addresses = (0..trace.blocks.len()).map(address).collect();
+            let mut block_addresses: Vec<u64> = (0..trace.blocks.len()).map(address).collect();
+            for (block, address) in builder.start_addresses {
+                block_addresses[block.index()] = address;
+            }
             let truth = (seed & 2 == 2).then(|| Truth {
                 stats: [("active_bytes.all.peak".to_owned(), -(seed as i64 >> 8))].into(),
                 outcome: Some("ok".to_owned()),
@@ -73,7 +82,7 @@ pub(crate) fn any_traces() -> impl Strategy<Value = Trace> {
 }
 
 fn commands() -> impl Strategy<Value = (Vec<Command>, u64)> {
-    (prop::collection::vec((0u8..20, any::<u64>(), any::<u64>()), 0..120), any::<u64>())
+    (prop::collection::vec((0u8..21, any::<u64>(), any::<u64>()), 0..120), any::<u64>())
 }
 
 fn header(seed: u64, text: bool) -> Header {
@@ -125,7 +134,12 @@ fn header(seed: u64, text: bool) -> Header {
         history: if text {
             History::default()
         } else {
-            History { frees_without_alloc: 3, allocs: 9, ..History::default() }
+            History {
+                frees_without_alloc: 3,
+                allocs: 9,
+                blocks_at_start: if some(21) { 5 } else { 0 },
+                allocs_of_run: some(22).then_some(u64::MAX),
+            }
         },
         start_unix_ns: some(20).then_some(1_795_965_079_291_717_000),
     }
@@ -141,6 +155,8 @@ struct Builder {
     /// Deferred, with whether a recorded completion has come.
     deferred: Vec<(BlockId, bool)>,
     entered: Vec<PoolId>,
+    /// Where the blocks of the layout at the start lie.
+    start_addresses: Vec<(BlockId, u64)>,
 }
 
 fn pick<T: Copy>(from: &[T], number: u64) -> Option<T> {
@@ -167,6 +183,76 @@ impl Builder {
                 self.record(before as u32, &deferred_before, a ^ b);
             }
         }
+    }
+
+    /// Some segments, and runs of reservations, with blocks in them.
+    fn begin_late(&mut self, seed: u64) {
+        let mut random = Rng(seed);
+        let mut start = StartLayout::default();
+        let mut address = 0x7f00_0000_0000;
+        let mut last: Option<StartSegment> = None;
+        for _ in 0..random.below(6) {
+            // Neighbours touch or leave a gap; a reservation begins in it.
+            let end = address;
+            address += [0, 512, 2 << 20][random.below(3)];
+            let handle = [0, 7, u64::MAX][random.below(3)];
+            let mut segment = StartSegment {
+                address,
+                size_bytes: 0,
+                stream: self.trace.stream_with_handle(handle),
+                pool: if random.below(2) == 0 { PoolId::NONE } else { self.pool(random.next()) },
+                large: random.below(2) == 0,
+                reservation: (random.below(2) == 0).then_some(end),
+                blocks: 0,
+            };
+            if let Some(last) = last.filter(|last| last.reservation.is_some()) {
+                // Another run of the last reservation.
+                let StartSegment { stream, pool, large, reservation, .. } = last;
+                segment = StartSegment { stream, pool, large, reservation, ..segment };
+            }
+            let mut free_before = false;
+            for _ in 0..1 + random.below(5) {
+                let block = self.start_block(&segment, address, free_before, &mut random);
+                free_before = block.state == StartState::Free;
+                address += block.size_bytes;
+                segment.size_bytes += block.size_bytes;
+                segment.blocks += 1;
+                start.blocks.push(block);
+            }
+            last = (random.below(2) == 0).then_some(segment);
+            start.segments.push(segment);
+        }
+        self.trace.start = Some(start);
+    }
+
+    fn start_block(
+        &mut self,
+        segment: &StartSegment,
+        address: u64,
+        free_before: bool,
+        random: &mut Rng,
+    ) -> StartBlock {
+        let states = [StartState::Live, StartState::Live, StartState::Deferred, StartState::Free];
+        let state = states[random.below(if free_before { 3 } else { 4 })];
+        let request = 1 + random.next() % (1 << [4, 12, 33][random.below(3)]);
+        let size_bytes = request.next_multiple_of(512) + 512 * (random.next() % 3);
+        if state == StartState::Free {
+            return StartBlock { size_bytes, block: BlockId::NONE, state, guessed: false };
+        }
+        let block = BlockId(self.trace.blocks.len() as u32);
+        self.trace.blocks.push(Block {
+            size_bytes: request,
+            stream: segment.stream,
+            site: SiteId::NONE,
+            name: NameId::NONE,
+            role: Role::ALL[random.below(Role::ALL.len())],
+        });
+        match state {
+            StartState::Live => self.live.push(block),
+            _ => self.deferred.push((block, false)),
+        }
+        self.start_addresses.push((block, address));
+        StartBlock { size_bytes, block, state, guessed: random.below(4) == 0 }
     }
 
     fn push(&mut self, op: Op) {
@@ -227,6 +313,18 @@ impl Builder {
                 let id = intern(&mut self.trace.transfers, transfer);
                 self.push(Op::Transfer(TransferId(id)));
             }
+            20 => {
+                let known = [
+                    "expandable_segments:True",
+                    "",
+                    "roundup_power2_divisions:[256:1,>:4],max_split_size_mb:20",
+                    "max_split_size_mb:20, expandable_segments:False # both",
+                    "\"",
+                ];
+                let settings = known[a as usize % known.len()].to_owned();
+                let id = intern(&mut self.trace.settings_changes, settings);
+                self.push(Op::Settings(SettingsId(id)));
+            }
             _ => {}
         }
     }
@@ -254,23 +352,33 @@ impl Builder {
         BlockId(self.trace.blocks.len() as u32 - 1)
     }
 
-    fn enter_pool(&mut self, a: u64) {
-        let name = ODD_NAMES[a as usize % 6].to_owned();
+    /// One of eight pools: every mix of kind and properties.
+    fn pool(&mut self, number: u64) -> PoolId {
         let pool = Pool {
-            kind: if name.len() > 2 { PoolKind::Capture } else { PoolKind::MemPool },
-            no_split: name.len().is_multiple_of(2),
-            use_on_oom: name.len().is_multiple_of(3),
-            name,
+            name: ODD_NAMES[number as usize % 8].to_owned(),
+            kind: if number & 1 == 1 { PoolKind::Capture } else { PoolKind::MemPool },
+            no_split: number & 2 == 2,
+            use_on_oom: number & 4 == 4,
         };
-        let pool = PoolId(intern(&mut self.trace.pools, pool));
-        self.entered.push(pool);
-        self.push(Op::PoolEnter(pool));
+        PoolId(intern(&mut self.trace.pools, pool))
+    }
+
+    fn enter_pool(&mut self, a: u64) {
+        let pool = self.pool(a);
+        if !self.entered.contains(&pool) {
+            self.entered.push(pool);
+            self.push(Op::PoolEnter(pool));
+        }
     }
 
     fn leave_or_delete_pool(&mut self, a: u64) {
-        let gone =
-            (0..self.trace.pools.len() as u32).map(PoolId).find(|p| !self.entered.contains(p));
-        match gone {
+        let pools = &self.trace.pools;
+        // Only graphs may be deleted while another pool is entered.
+        let may_go = |pool: &PoolId| match pools[pool.index()].kind {
+            PoolKind::MemPool => self.entered.is_empty(),
+            PoolKind::Capture => !self.entered.contains(pool),
+        };
+        match (0..pools.len() as u32).map(PoolId).find(may_go) {
             Some(pool) if a.is_multiple_of(3) => self.push(Op::PoolDelete(pool)),
             _ => {
                 if let Some(pool) = self.entered.pop() {
@@ -374,6 +482,12 @@ fn add_unused_and_sites(trace: &mut Trace, seed: u64) {
                 phase.0 += 1;
             }
         }
+        trace.settings_changes.insert(0, "unused".into());
+        for event in &mut trace.events {
+            if let Op::Settings(settings) = &mut event.op {
+                settings.0 += 1;
+            }
+        }
         let stream = trace.stream_with_handle(77);
         let (name, role) = (NameId::NONE, Role::Optimizer);
         trace.blocks.push(Block { size_bytes: 99, stream, site: SiteId::NONE, name, role });
@@ -393,6 +507,9 @@ fn scramble(trace: &mut Trace) {
         for action in &mut recording.actions {
             action.block = action.block.some().map_or(BlockId::NONE, turned);
         }
+    }
+    for block in trace.start.iter_mut().flat_map(|start| &mut start.blocks) {
+        block.block = block.block.some().map_or(BlockId::NONE, turned);
     }
     for event in &mut trace.events {
         event.op = match event.op {

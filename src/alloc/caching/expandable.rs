@@ -127,6 +127,7 @@ impl Caching {
         set: u32,
         page_bytes: u64,
     ) -> u32 {
+        self.special = true;
         let segment = self.segments.len() as u32;
         let at = self.new_id();
         self.put_block(at, Block::unmapped(address, size_bytes, segment, set));

@@ -64,7 +64,7 @@ impl Caching {
             self.flush(env);
             self.stats.num_alloc_retries += 1;
             if self.researches
-                && let Some(block) = self.search(set, size_bytes, expandable)
+                && let Some(block) = self.search::<true>(set, size_bytes, expandable)
             {
                 return Ok(found(block));
             }

@@ -158,7 +158,8 @@ pub struct Caching {
     collects_garbage: bool,
     /// No request is rounded but to 512 bytes.
     rounds_plainly: bool,
-    /// There is or was a reservation, or a pool that never splits: the rare rules apply.
+    /// Expandable segments or private pools came up: their rules apply. The hot path is compiled
+    /// with and without them, so that a program without them pays one branch an operation.
     special: bool,
     /// Searches of the small and the large default pool, counted while garbage collection is on.
     searches: [u64; 2],
@@ -388,16 +389,66 @@ impl Caching {
         self.failure.get_or_insert_with(|| what.to_owned());
     }
 
+    #[inline(never)]
+    fn malloc_special<E: Env>(
+        &mut self,
+        env: &mut E,
+        request: Request,
+    ) -> Result<Handle, OutOfMemory> {
+        self.malloc_by::<true, E>(env, request)
+    }
+
+    #[inline(never)]
+    fn complete_special<E: Env>(&mut self, env: &mut E, handle: Handle) {
+        self.complete::<true, E>(env, handle.0);
+    }
+
+    /// A malloc, with the rules of expandable segments and private pools if they came up.
+    #[inline]
+    fn malloc_by<const SPECIAL: bool, E: Env>(
+        &mut self,
+        env: &mut E,
+        request: Request,
+    ) -> Result<Handle, OutOfMemory> {
+        // While a private pool is entered, nobody looks (spec 3.3 step 1).
+        if !SPECIAL || self.entered.is_empty() {
+            while let Some(handle) = env.next_completed() {
+                self.complete_deferred(env, handle);
+            }
+        }
+        if request.size_bytes > LARGEST_REQUEST_BYTES {
+            return Err(self.out_of_memory(env, request.size_bytes, request));
+        }
+        let size_bytes = if self.rounds_plainly {
+            request.size_bytes.next_multiple_of(MIN_BLOCK_BYTES)
+        } else {
+            self.config.round_size(request.size_bytes)
+        };
+        let pool = if SPECIAL { self.route } else { 0 };
+        let set = pool + set_of(request.stream, kind_for(size_bytes));
+        let expandable = SPECIAL && self.config.expandable_segments;
+        let found = match self.search::<SPECIAL>(set, size_bytes, expandable) {
+            Some(block) => Found { block, expandable },
+            None => self.obtain(env, set, size_bytes, request)?,
+        };
+        Ok(self.hand_out::<SPECIAL, E>(env, found, size_bytes, request))
+    }
+
     /// Takes a fitting free block out of its set (spec 3.4).
     #[inline]
-    fn search(&mut self, set: u32, size_bytes: u64, expandable: bool) -> Option<u32> {
+    fn search<const SPECIAL: bool>(
+        &mut self,
+        set: u32,
+        size_bytes: u64,
+        expandable: bool,
+    ) -> Option<u32> {
         if self.collects_garbage && set < self.sets_per_pool() {
             self.searches[kind_of(set)] += 1;
         }
         let split_limit_bytes = self.config.max_split_size_bytes;
         let slack_bytes = self.config.max_non_split_rounding_bytes;
         let mut candidate = self.free[set as usize].first_fit(size_bytes)?;
-        if self.special {
+        if SPECIAL {
             candidate = self.pass_expandable(set, candidate, expandable)?;
         }
         let accepted = if size_bytes < split_limit_bytes {
@@ -414,21 +465,21 @@ impl Caching {
 
     /// Hands out a block that is in no set: splits it if the rules say so (spec 3.3 step 10, 3.8).
     #[inline]
-    fn hand_out<E: Env>(
+    fn hand_out<const SPECIAL: bool, E: Env>(
         &mut self,
         env: &mut E,
         Found { block: at, expandable }: Found,
         size_bytes: u64,
         request: Request,
     ) -> Handle {
-        let never_splits = self.special && self.never_splits(self.blocks[at as usize].set);
+        let never_splits = SPECIAL && self.never_splits(self.blocks[at as usize].set);
         let block = &mut self.blocks[at as usize];
         let (block_bytes, was_split) = (block.size_bytes, block.is_split());
         let kind = kind_of(block.set);
         let remainder_bytes = block_bytes - size_bytes;
         let splits = if never_splits {
             false
-        } else if kind == SMALL || expandable {
+        } else if kind == SMALL || (SPECIAL && expandable) {
             remainder_bytes >= MIN_BLOCK_BYTES
         } else {
             size_bytes < self.config.max_split_size_bytes && remainder_bytes > LARGE_REMAINDER_BYTES
@@ -445,7 +496,7 @@ impl Caching {
         } else if was_split {
             (split_count, split_bytes) = (-1, -(block_bytes as i64));
         }
-        if self.blocks[at as usize].expandable {
+        if SPECIAL && self.blocks[at as usize].expandable {
             (split_count, split_bytes) = (0, 0);
         }
         self.stats.inactive_split.change(kind, split_count);
@@ -506,7 +557,7 @@ impl Caching {
 
     /// The memory of a freed block becomes reusable: merges it with free neighbours (spec 4.5).
     #[inline]
-    fn complete<E: Env>(&mut self, env: &mut E, at: u32) {
+    fn complete<const SPECIAL: bool, E: Env>(&mut self, env: &mut E, at: u32) {
         if E::LOG {
             let action = self.block_action(ActionKind::FreeCompleted, at);
             env.log(action);
@@ -555,7 +606,7 @@ impl Caching {
         block.next = next;
         block.state = State::Free;
         block.gc_base = self.searches[kind];
-        let expandable = block.expandable;
+        let expandable = SPECIAL && block.expandable;
         let entry = block.entry(at);
         self.free[set as usize].insert(entry);
         if prev != NONE || next != NONE {
@@ -579,7 +630,7 @@ impl Caching {
     pub(crate) fn complete_deferred<E: Env>(&mut self, env: &mut E, handle: Handle) {
         let block = &self.blocks[handle.0 as usize];
         self.stats.end_defer(kind_of(block.set), block.size_bytes);
-        self.complete(env, handle.0);
+        self.complete_special(env, handle);
     }
 
     /// What every free begins with (spec 4.2 steps 1 to 3).
@@ -615,33 +666,19 @@ impl Allocator for Caching {
 
     #[inline]
     fn malloc<E: Env>(&mut self, env: &mut E, request: Request) -> Result<Handle, OutOfMemory> {
-        // While a private pool is entered, nobody looks (spec 3.3 step 1).
-        if self.entered.is_empty() {
-            while let Some(handle) = env.next_completed() {
-                self.complete_deferred(env, handle);
-            }
+        if self.special {
+            return self.malloc_special(env, request);
         }
-        if request.size_bytes > LARGEST_REQUEST_BYTES {
-            return Err(self.out_of_memory(env, request.size_bytes, request));
-        }
-        let size_bytes = if self.rounds_plainly {
-            request.size_bytes.next_multiple_of(MIN_BLOCK_BYTES)
-        } else {
-            self.config.round_size(request.size_bytes)
-        };
-        let set = self.route + set_of(request.stream, kind_for(size_bytes));
-        let expandable = self.config.expandable_segments;
-        let found = match self.search(set, size_bytes, expandable) {
-            Some(block) => Found { block, expandable },
-            None => self.obtain(env, set, size_bytes, request)?,
-        };
-        Ok(self.hand_out(env, found, size_bytes, request))
+        self.malloc_by::<false, E>(env, request)
     }
 
     #[inline]
     fn free<E: Env>(&mut self, env: &mut E, handle: Handle) {
         self.begin_free(env, handle.0);
-        self.complete(env, handle.0);
+        if self.special {
+            return self.complete_special(env, handle);
+        }
+        self.complete::<false, E>(env, handle.0);
     }
 
     fn defer<E: Env>(&mut self, env: &mut E, handle: Handle) {

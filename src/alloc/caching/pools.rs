@@ -56,7 +56,7 @@ impl Caching {
             return sets;
         }
         pool.sets = Some(begin as u32);
-        self.special |= pool.no_split;
+        self.special = true;
         self.free.resize(end, FreeSet::default());
         self.unmapped.resize(end, BTreeMap::new());
         begin as u32
@@ -135,7 +135,7 @@ impl Caching {
         for at in 0..self.overflow.len() {
             let pool = self.overflow[at];
             let Some(sets) = self.pools[pool.index()].sets else { continue };
-            if let Some(block) = self.search(sets + set, size_bytes, false) {
+            if let Some(block) = self.search::<true>(sets + set, size_bytes, false) {
                 return Some(Found { block, expandable: false });
             }
         }

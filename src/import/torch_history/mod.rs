@@ -2,8 +2,9 @@
 //! specs/pytorch_caching.md 13.2. Nothing is simulated here.
 //!
 //! ```text
-//!   final segments and blocks ── memory, start ──> what was there when the history begins
-//!   entries ───────────────────────────────────┴─> blocks, events, actions
+//!   final segments and blocks ─┬─ memory, start ──> what was there when the history begins
+//!   entries ───────────────────┼─ pools, gaps ────> private pools: entered, left, deleted
+//!                              └──────────────────> blocks, events, actions
 //! ```
 //!
 //! The log shows what the allocator did; a trace says what the program asked. A free whose
@@ -31,13 +32,16 @@
 //! the malloc obtained, R and N in one group were an empty_cache and a malloc (DeepSpeed does
 //! that).
 
+mod gaps;
 mod memory;
+mod pools;
 mod sizes;
 mod start;
 
 use std::collections::HashMap;
 
 use self::memory::{Contradiction, Reservations, Units};
+use self::pools::Pools;
 use self::sizes::Sizes;
 use self::start::{OldBlock, OldSegment};
 use super::torch_snapshot::{NO_ID, RawAction, RawEntry, RawSettings, RawSnapshot, SnapshotError};
@@ -67,12 +71,10 @@ pub fn trace_from_snapshot(
     known: KnownMemory,
 ) -> Result<(Trace, Vec<String>), SnapshotError> {
     let device = choose_device(snapshot, gpu)?;
-    let mut reader = HistoryReader::new(snapshot, known.room_bytes);
+    let past = device.map(|device| Past::of(snapshot, device, known.device_total_bytes));
+    let mut reader = HistoryReader::new(snapshot, known.room_bytes, past.unwrap_or_default());
     if let Some(device) = device {
-        match Beginning::of(snapshot, device, known.device_total_bytes) {
-            Ok(beginning) => reader.begin(&beginning)?,
-            Err(unknown) => reader.start_unknown = Some(unknown),
-        }
+        reader.begin()?;
         reader.read(&snapshot.devices[device])?;
     }
     Ok(reader.finish(device))
@@ -122,43 +124,65 @@ enum StartUnknown {
     Contradicted,
 }
 
-/// What was there when the history begins; nothing, if it begins with the first segment.
-struct Beginning {
+/// What the final segments and blocks tell of the history.
+#[derive(Default)]
+struct Past {
     units: Units,
+    /// What was there when the history begins; nothing, if it begins with the first segment.
     segments: Vec<OldSegment>,
+    start_unknown: Option<StartUnknown>,
+    pools: Pools,
+    /// The segments contradict the history, so pools are not known.
+    pools_unknown: bool,
 }
 
-impl Beginning {
-    fn of(
-        snapshot: &RawSnapshot,
-        device: usize,
-        device_total_bytes: Option<u64>,
-    ) -> Result<Beginning, StartUnknown> {
-        if !start::has_block_lists(snapshot, device) {
-            return Err(StartUnknown::NoBlockLists);
+impl Past {
+    fn of(snapshot: &RawSnapshot, device: usize, device_total_bytes: Option<u64>) -> Past {
+        let mut past = Past::default();
+        // Without any segment the file may just lack them.
+        let has_segments = memory::final_segments(snapshot, device).next().is_some();
+        let complete = has_segments && start::has_block_lists(snapshot, device);
+        let unknown =
+            if complete { StartUnknown::Contradicted } else { StartUnknown::NoBlockLists };
+        if let Err(Contradiction) = past.walk(snapshot, device, unknown, device_total_bytes) {
+            let start_unknown = Some(unknown);
+            past = Past { start_unknown, pools_unknown: true, ..Past::default() };
         }
-        let beginning = Self::walk(snapshot, device, device_total_bytes);
-        beginning.map_err(|Contradiction| {
-            // Without any segment the file may just lack them.
-            match memory::final_segments(snapshot, device).next() {
-                Some(_) => StartUnknown::Contradicted,
-                None => StartUnknown::NoBlockLists,
-            }
-        })
+        past
     }
 
     fn walk(
+        &mut self,
         snapshot: &RawSnapshot,
         device: usize,
+        unknown: StartUnknown,
         device_total_bytes: Option<u64>,
-    ) -> Result<Beginning, Contradiction> {
+    ) -> Result<(), Contradiction> {
         let sizes = Sizes::new(snapshot.settings.as_ref());
         let reservations = Reservations::new(device_total_bytes, sizes.large_page_bytes);
-        let blocks = start::blocks_in_use(snapshot, device)?;
-        let kind_of = |from, to| start::kind_of_run(&blocks, &sizes, from, to);
-        let units = Units::of_history(snapshot, device, reservations, kind_of)?;
-        let segments = start::layout(&units, &blocks, &sizes, |_| false)?;
-        Ok(Beginning { units, segments })
+        let blocks = if start::has_block_lists(snapshot, device) {
+            start::blocks_in_use(snapshot, device)
+        } else {
+            Err(Contradiction)
+        };
+        let kind_of = |from, to| start::kind_of_run(blocks.as_ref().ok()?, &sizes, from, to);
+        self.units = Units::of_history(snapshot, device, reservations, kind_of)?;
+        let units = &self.units;
+        let no_split = pools::no_split_pools(snapshot, device, &sizes);
+        let whole = |unit: u32| {
+            units.units[unit as usize].pool.is_some_and(|pool| no_split.contains(&pool))
+        };
+        let segments = blocks.and_then(|blocks| start::layout(units, &blocks, &sizes, whole));
+        // Where there was no memory there were no blocks.
+        let nothing_before = units.start.is_empty();
+        match segments {
+            Ok(segments) => self.segments = segments,
+            Err(Contradiction) => self.start_unknown = Some(unknown),
+        }
+        let start_known = nothing_before || self.start_unknown.is_none();
+        let start = start_known.then_some(self.segments.as_slice());
+        self.pools = pools::attribute(snapshot, device, units, start, &sizes)?;
+        Ok(())
     }
 }
 
@@ -238,13 +262,21 @@ struct HistoryReader<'a> {
     sites: FastMap<u32, SiteId>,
     frames: FastMap<u32, FrameId>,
     oddities: Oddities,
-    start_unknown: Option<StartUnknown>,
+    past: Past,
     /// Blocks that were there when the history begins. They have the first ids.
     blocks_at_start: u32,
+    /// Entries seen so far that make a block, that release memory, that end a pool.
+    allocs: usize,
+    releases: u32,
+    deletions: usize,
+    /// The pool that the program is in.
+    entered: PoolId,
+    /// The pool of every block; empty if there is no private one.
+    block_pools: Vec<PoolId>,
 }
 
 impl<'a> HistoryReader<'a> {
-    fn new(snapshot: &'a RawSnapshot, room_bytes: Option<u64>) -> Self {
+    fn new(snapshot: &'a RawSnapshot, room_bytes: Option<u64>, past: Past) -> Self {
         HistoryReader {
             snapshot,
             room_bytes,
@@ -264,25 +296,33 @@ impl<'a> HistoryReader<'a> {
             sites: FastMap::default(),
             frames: FastMap::default(),
             oddities: Oddities::default(),
-            start_unknown: None,
+            past,
             blocks_at_start: 0,
+            allocs: 0,
+            releases: 0,
+            deletions: 0,
+            entered: PoolId::NONE,
+            block_pools: Vec::new(),
         }
     }
 
     /// Takes over what was there when the history begins.
-    fn begin(&mut self, beginning: &Beginning) -> Result<(), SnapshotError> {
-        if beginning.segments.is_empty() {
+    fn begin(&mut self) -> Result<(), SnapshotError> {
+        self.trace.pools = std::mem::take(&mut self.past.pools.pools);
+        let segments = std::mem::take(&mut self.past.segments);
+        if segments.is_empty() {
             return Ok(());
         }
         let mut start = StartLayout::default();
-        for segment in &beginning.segments {
-            let unit = &beginning.units.units[segment.unit as usize];
+        for segment in &segments {
+            let unit = self.past.units.units[segment.unit as usize].clone();
+            let pool = self.past.pools.pool_of(segment.unit);
             let stream = self.stream_of_handle(unit.stream)?;
             let first = start.blocks.len();
             let mut end = segment.address;
             for old in &segment.blocks {
                 start.blocks.extend(free_between(end, old.address));
-                start.blocks.push(self.old_block(old, stream)?);
+                start.blocks.push(self.old_block(old, stream, pool)?);
                 end = old.address + old.size_bytes;
             }
             start.blocks.extend(free_between(end, segment.address + segment.size_bytes));
@@ -290,7 +330,7 @@ impl<'a> HistoryReader<'a> {
                 address: segment.address,
                 size_bytes: segment.size_bytes,
                 stream,
-                pool: PoolId::NONE,
+                pool,
                 large: unit.large == Some(true),
                 reservation: unit.expandable.then_some(unit.base),
                 blocks: dense_id(start.blocks.len() - first, "blocks")?,
@@ -302,9 +342,15 @@ impl<'a> HistoryReader<'a> {
         Ok(())
     }
 
-    fn old_block(&mut self, old: &OldBlock, stream: StreamId) -> Result<StartBlock, SnapshotError> {
+    fn old_block(
+        &mut self,
+        old: &OldBlock,
+        stream: StreamId,
+        pool: PoolId,
+    ) -> Result<StartBlock, SnapshotError> {
         let site = self.site(old.stack)?;
         let block = self.new_block(old.request_bytes, stream, site, old.address)?;
+        self.note_pool(pool);
         self.live.insert(old.address, Live { block, pending: old.deferred });
         self.pending += usize::from(old.deferred);
         let state = if old.deferred { StartState::Deferred } else { StartState::Live };
@@ -357,10 +403,14 @@ impl<'a> HistoryReader<'a> {
         let (stream, site) = (self.stream(entry)?, self.site(entry.stack)?);
         let address = if refused { 0 } else { entry.address };
         let block = self.new_block(entry.size_bytes, stream, site, address)?;
+        let mut pool = self.entered;
         if !refused {
+            pool = self.past.pools.of_alloc.get(self.allocs).copied().unwrap_or(PoolId::NONE);
+            self.allocs += 1;
             self.occupy(entry, block)?;
         }
-        let group = std::mem::take(&mut self.group);
+        self.note_pool(pool);
+        let group = self.end_pools()?;
         let releases = group.iter().any(GroupItem::releases);
         let obtains = group.iter().any(GroupItem::obtains);
         let inside = if releases && !refused && !(obtains && self.may_flush(&group)) {
@@ -375,6 +425,9 @@ impl<'a> HistoryReader<'a> {
             inside
         };
         self.mark_phase(entry)?;
+        // Nothing flushes or waits while a pool is entered.
+        let waited = refused && !inside.is_empty();
+        self.be_in(if waited { PoolId::NONE } else { pool }, entry)?;
         let op = if refused { Op::Attempt(block) } else { Op::Alloc(block) };
         self.emit_with(inside, entry, op)?;
         self.done(inside)
@@ -431,15 +484,68 @@ impl<'a> HistoryReader<'a> {
         self.apply(before)?;
         if let Some(first) = inside.first() {
             self.mark_phase(first.entry())?;
+            self.be_in(PoolId::NONE, first.entry())?;
             self.emit_with(inside, first.entry(), Op::EmptyCache)?;
             self.done(inside)?;
         }
         Ok(after)
     }
 
+    /// Takes the group, and emits the ends of pools that show in it. What a MemPool releases at its
+    /// end is no longer in the group then.
+    fn end_pools(&mut self) -> Result<Vec<GroupItem>, SnapshotError> {
+        let mut group = std::mem::take(&mut self.group);
+        self.releases += dense_id(group.iter().filter(|i| i.releases()).count(), "segments")?;
+        while let Some(&deletion) = self.past.pools.deletions.get(self.deletions)
+            && deletion.release < self.releases
+        {
+            self.deletions += 1;
+            let releases = group.iter().enumerate().filter(|(_, item)| item.releases());
+            let last = releases.take(deletion.own as usize).last();
+            let after = group.split_off(last.map_or(0, |(index, _)| index + 1));
+            // It waits for its own blocks alone.
+            let pool_of = |block: BlockId| self.block_pools.get(block.index()).copied();
+            let others = group.iter().any(|item| match item {
+                GroupItem::Completed(block, _) => pool_of(*block) != Some(deletion.pool),
+                GroupItem::Segment(_) => false,
+            });
+            let (before, inside) = self.split_at_wait(&group, !others);
+            self.apply(before)?;
+            if let Some(first) = inside.first().or(after.first()) {
+                self.mark_phase(first.entry())?;
+                self.be_in(PoolId::NONE, first.entry())?;
+                self.push_event(first.entry(), Op::PoolDelete(deletion.pool), inside)?;
+                self.done(inside)?;
+            }
+            group = after;
+        }
+        Ok(group)
+    }
+
+    fn note_pool(&mut self, pool: PoolId) {
+        if !self.trace.pools.is_empty() {
+            self.block_pools.push(pool);
+        }
+    }
+
+    /// Leaves and enters pools, to be in this one.
+    fn be_in(&mut self, pool: PoolId, entry: &RawEntry) -> Result<(), SnapshotError> {
+        if pool == self.entered {
+            return Ok(());
+        }
+        if !self.entered.is_none() {
+            self.push_event(entry, Op::PoolLeave(self.entered), &[])?;
+        }
+        if !pool.is_none() {
+            self.push_event(entry, Op::PoolEnter(pool), &[])?;
+        }
+        self.entered = pool;
+        Ok(())
+    }
+
     /// Ends a group that no malloc closes.
     fn close_group(&mut self) -> Result<(), SnapshotError> {
-        let group = std::mem::take(&mut self.group);
+        let group = self.end_pools()?;
         let after =
             if group.iter().any(GroupItem::releases) { self.empty_cache(&group)? } else { &group };
         self.apply(after)
@@ -532,7 +638,8 @@ impl<'a> HistoryReader<'a> {
         self.emit_with(&[], entry, op)
     }
 
-    /// Adds an event at the time of `entry`, with the actions that lie inside it.
+    /// Adds an event at the time of `entry`, with the actions that lie inside it, and before them
+    /// those that waited for an event.
     fn emit_with(
         &mut self,
         inside: &[GroupItem],
@@ -544,6 +651,17 @@ impl<'a> HistoryReader<'a> {
         for entry in &carried {
             self.act(event, entry, BlockId::NONE)?;
         }
+        self.push_event(entry, op, inside)
+    }
+
+    /// Adds an event at the time of `entry`, with the actions that lie inside it.
+    fn push_event(
+        &mut self,
+        entry: &RawEntry,
+        op: Op,
+        inside: &[GroupItem],
+    ) -> Result<(), SnapshotError> {
+        let event = dense_id(self.trace.events.len(), "events")?;
         for item in inside {
             match item {
                 GroupItem::Segment(entry) => self.act(event, entry, BlockId::NONE)?,
@@ -692,7 +810,7 @@ impl<'a> HistoryReader<'a> {
                  out: what lived then is missing, and all peaks are too low"
             )
         });
-        match self.start_unknown? {
+        match self.past.start_unknown? {
             StartUnknown::NoBlockLists => left_out.map(|left_out| {
                 format!("{left_out}; dump the snapshot with the blocks of its segments")
             }),
@@ -718,10 +836,10 @@ impl<'a> HistoryReader<'a> {
                     .to_owned(),
             );
         }
-        let private = self.snapshot.segments.iter().filter(|segment| {
-            segment.pool_id != (0, 0) && device.is_some_and(|gpu| segment.device == gpu as u32)
+        let private = device.filter(|_| self.past.pools_unknown).map_or(0, |device| {
+            let segments = memory::final_segments(self.snapshot, device);
+            segments.filter(|(_, segment)| segment.pool_id != (0, 0)).count() as u64
         });
-        let private = private.count() as u64;
         warnings.extend(self.warning_of_start());
         let mut warn = |count: u64, text: &str| {
             if count > 0 {
@@ -742,8 +860,12 @@ impl<'a> HistoryReader<'a> {
         warn(odd.sizes_zero, "allocs of 0 bytes are left out");
         warn(
             private,
-            "segments belong to private pools (MemPool or CUDA graph), which are not modelled yet: \
-             their blocks are replayed in the default pools",
+            "segments belong to private pools (MemPool or CUDA graph), but the history contradicts \
+             the final segments: their blocks are replayed in the default pools",
+        );
+        warn(
+            self.past.pools.units_of_gone,
+            "segments belong to private pools that are gone from the snapshot, as the history shows",
         );
         warn(
             odd.trailing_segments,

@@ -104,10 +104,7 @@ fn blocks_at_end(
 ) -> Result<FastMap<u64, InUse>, Contradiction> {
     let mut blocks = FastMap::default();
     for (_, segment) in final_segments(snapshot, device) {
-        for block in &segment.blocks {
-            if block.state == RawBlockState::Inactive {
-                continue;
-            }
+        for block in segment.blocks.iter().filter(|block| block.in_use()) {
             let used = InUse {
                 request_bytes: block.requested_bytes,
                 size_bytes: block.size_bytes,

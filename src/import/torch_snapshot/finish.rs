@@ -8,8 +8,8 @@ use super::collect::{
     update_segment,
 };
 use super::{
-    NO_ID, RawAction, RawAnnotation, RawBlock, RawBlockState, RawEntry, RawSegment, RawSettings,
-    RawSnapshot, SEEN_ADDRESS, SEEN_SIZE, SnapshotError,
+    NO_ID, RawAction, RawAnnotation, RawBlock, RawEntry, RawSegment, RawSettings, RawSnapshot,
+    SEEN_ADDRESS, SEEN_SIZE, SnapshotError,
 };
 use crate::import::pickle::{Atoms, Complaint, Kind, Pickle, Value, shorten};
 
@@ -318,12 +318,7 @@ impl Finisher {
     /// The same for the blocks in use: nothing is known of what is free.
     fn resolve_block_stacks(&mut self, segments: &mut [RawSegment]) -> Result<(), SnapshotError> {
         for block in segments.iter_mut().flat_map(|segment| &mut segment.blocks) {
-            block.stack = match block.state {
-                RawBlockState::Inactive => NO_ID,
-                RawBlockState::Allocated | RawBlockState::Pending => {
-                    self.resolve_stack(block.stack)?
-                }
-            };
+            block.stack = if block.in_use() { self.resolve_stack(block.stack)? } else { NO_ID };
         }
         Ok(())
     }

@@ -114,6 +114,11 @@ pub struct RawBlock {
 }
 
 impl RawBlock {
+    /// Whether its memory cannot be handed out: in the program's hands, or waiting for a stream.
+    pub(super) fn in_use(&self) -> bool {
+        self.state != RawBlockState::Inactive
+    }
+
     /// A block without a stack.
     pub fn new(
         address: u64,

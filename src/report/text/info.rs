@@ -5,13 +5,17 @@ use serde::Serialize;
 use super::grid::{Align, Grid};
 use super::{Style, Tone, counted, duration, grouped, percent, printable, wrapped};
 use crate::trace::{
-    Header, RecordedStats, SizeClass, SizeStats, SourceKind, StreamStats, Trace, TraceStats, Truth,
-    stats,
+    Header, Pool, PoolKind, RecordedStats, SizeClass, SizeStats, SourceKind, StartStats,
+    StreamStats, Trace, TraceStats, Truth, stats,
 };
 use crate::units::Bytes;
 
 /// Kinds of phases that the text names; the JSON has all phases.
 const PHASES_SHOWN: usize = 8;
+/// Pools that the text names; the JSON has all.
+const POOLS_SHOWN: usize = 6;
+/// Different settings strings that the text shows; the JSON has all.
+const SETTINGS_SHOWN: usize = 4;
 /// Streams that the text shows; the JSON has all.
 const STREAMS_SHOWN: usize = 8;
 /// The text joins this many neighbouring size classes into one row, so that they fit a screen.
@@ -33,6 +37,10 @@ pub struct FileFacts {
     pub header: Header,
     /// Names of the phases, each once, in the order in which they first began.
     pub phases: Vec<String>,
+    /// Private pools.
+    pub pools: Vec<Pool>,
+    /// Settings strings given while the program ran, each once.
+    pub settings_changes: Vec<String>,
     /// Statistics.
     pub stats: TraceStats,
     /// What the recorded allocator reported of itself at the end, where a truth file tells.
@@ -55,6 +63,8 @@ impl FileFacts {
             file_bytes,
             header: trace.header.clone(),
             phases: trace.phases.clone(),
+            pools: trace.pools.clone(),
+            settings_changes: trace.settings_changes.clone(),
             stats: stats(trace),
             reported: trace.recording.as_ref().and_then(|recording| recording.truth.clone()),
             warnings,
@@ -67,8 +77,11 @@ pub fn info(facts: &FileFacts, style: Style) -> String {
     let mut lines = Lines::default();
     lines.add("what", what(facts));
     lines.add_some("name", &facts.header.name);
-    about_job(&facts.header, &mut lines);
+    about_job(facts, &mut lines);
     lines.add("history", history(facts));
+    if let Some(at_start) = &facts.stats.at_start {
+        lines.add("at start", layout_at_start(at_start));
+    }
     about_events(facts, &mut lines);
     if let Some(recorded) = &facts.stats.recorded {
         lines.add("recorded", recorded_allocator(recorded));
@@ -132,7 +145,8 @@ fn what(facts: &FileFacts) -> String {
     what
 }
 
-fn about_job(header: &Header, lines: &mut Lines) {
+fn about_job(facts: &FileFacts, lines: &mut Lines) {
+    let header = &facts.header;
     let device = &header.device;
     let mut parts: Vec<String> = device.name.iter().cloned().collect();
     parts.extend(device.index.map(|index| format!("index {index}")));
@@ -140,7 +154,13 @@ fn about_job(header: &Header, lines: &mut Lines) {
     parts.extend(device.capacity_bytes.map(|bytes| format!("capacity {}", Bytes(bytes))));
     lines.add_some("device", &parts.join(", "));
     if let Some(settings) = &header.settings {
-        lines.add("settings", if settings.is_empty() { "default" } else { settings });
+        lines.add("settings", settings_or_default(settings));
+    }
+    if facts.stats.settings_changes > 0 {
+        lines.add("changed to", settings_changes(facts));
+    }
+    if !facts.pools.is_empty() {
+        lines.add("pools", pools(&facts.pools));
     }
     if let Some(bytes) = header.limit_bytes {
         lines.add("limit", Bytes(bytes).to_string());
@@ -156,13 +176,70 @@ fn about_job(header: &Header, lines: &mut Lines) {
     lines.add_some("for tests", &checks.join(", "));
 }
 
+fn settings_or_default(settings: &str) -> &str {
+    if settings.is_empty() { "default" } else { settings }
+}
+
+/// `expandable_segments:True; default (3 changes)`
+fn settings_changes(facts: &FileFacts) -> String {
+    let strings = &facts.settings_changes;
+    let shown = strings.iter().take(SETTINGS_SHOWN).map(|text| settings_or_default(text));
+    let mut shown: Vec<&str> = shown.collect();
+    if strings.len() > SETTINGS_SHOWN {
+        shown.push("...");
+    }
+    format!("{} ({})", shown.join("; "), counted(facts.stats.settings_changes, "change"))
+}
+
+/// `2: mempool (0, 1) (MemPool, no_split), graph (1, 0) (graph capture)`
+fn pools(pools: &[Pool]) -> String {
+    let shown = pools.iter().take(POOLS_SHOWN).map(|pool| {
+        let mut properties = vec![match pool.kind {
+            PoolKind::MemPool => "MemPool",
+            PoolKind::Capture => "graph capture",
+        }];
+        properties.extend(pool.no_split.then_some("no_split"));
+        properties.extend(pool.use_on_oom.then_some("use_on_oom"));
+        format!("{} ({})", pool.name, properties.join(", "))
+    });
+    let mut shown: Vec<String> = shown.collect();
+    if pools.len() > POOLS_SHOWN {
+        shown.push("...".to_owned());
+    }
+    format!("{}: {}", grouped(pools.len() as u64), shown.join(", "))
+}
+
 fn history(facts: &FileFacts) -> String {
     let share = facts.stats.history_share;
-    if share >= 1.0 {
+    let history = &facts.header.history;
+    if share >= 1.0 && facts.stats.at_start.is_none() {
         return "whole".to_owned();
     }
-    let unseen = counted(facts.header.history.frees_without_alloc, "free");
-    format!("{} of all known blocks; {unseen} without an alloc", percent(share))
+    let mut text = match history.allocs_of_run {
+        Some(allocs) => format!("{} of the run's {}", percent(share), counted(allocs, "alloc")),
+        None => format!("at most {} of the run's allocs", percent(share)),
+    };
+    if facts.stats.at_start.is_none() {
+        let unseen = counted(history.frees_without_alloc, "free");
+        text.push_str(&format!("; {unseen} without an alloc"));
+    }
+    text
+}
+
+fn layout_at_start(at_start: &StartStats) -> String {
+    let StartStats { segments, live_blocks, deferred_blocks, guessed_blocks, .. } = *at_start;
+    let live = counted(live_blocks, "live block");
+    let mut parts = vec![format!("{live} of {}", Bytes(at_start.requested_bytes))];
+    if deferred_blocks > 0 {
+        let deferred = counted(deferred_blocks, "deferred block");
+        parts.push(format!("{deferred} of {}", Bytes(at_start.deferred_bytes)));
+    }
+    let reserved = Bytes(at_start.reserved_bytes);
+    parts.push(format!("{} of {reserved}", counted(segments, "segment")));
+    if guessed_blocks > 0 {
+        parts.push(format!("{} guessed", counted(guessed_blocks, "size")));
+    }
+    parts.join(", ")
 }
 
 fn about_events(facts: &FileFacts, lines: &mut Lines) {
@@ -174,6 +251,7 @@ fn about_events(facts: &FileFacts, lines: &mut Lines) {
         (stats.defers, "defer"),
         (stats.dones, "done"),
         (stats.empty_caches, "empty_cache"),
+        (stats.settings_changes, "settings"),
     ];
     let counts = counts.into_iter().filter(|(count, _)| *count > 0);
     let counts: Vec<String> =
@@ -190,8 +268,10 @@ fn about_events(facts: &FileFacts, lines: &mut Lines) {
         lines.add("phases", phases(facts));
     }
     let mut requested = format!("peak {}", Bytes(stats.requested_bytes_peak));
-    if let Some(event) = stats.requested_peak_event {
-        requested.push_str(&format!(" at event {}", grouped(event)));
+    match stats.requested_peak_event {
+        Some(event) => requested.push_str(&format!(" at event {}", grouped(event))),
+        None if stats.requested_bytes_peak > 0 => requested.push_str(" at the start"),
+        None => {}
     }
     if let Some(phase) = &stats.requested_peak_phase {
         requested.push_str(&format!(" ({phase})"));
@@ -400,6 +480,8 @@ mod tests {
                 }),
                 ..TraceStats::default()
             },
+            pools: Vec::new(),
+            settings_changes: Vec::new(),
             reported: Some(Truth {
                 stats: [("reserved_bytes.all.peak".to_owned(), 72 << 30)].into(),
                 outcome: Some("ok".to_owned()),
@@ -419,7 +501,7 @@ mod tests {
             "snapshot of PyTorch's CUDA caching allocator, version 2.11.0+cu130, 3 MiB on disk",
             "NVIDIA H200, 140 GiB in total",
             "max_split_size_mb:128",
-            "75.0% of all known blocks; 1 free without an alloc",
+            "at most 75.0% of the run's allocs; 1 free without an alloc",
             "231,791 in 12.3 s: 100 alloc, 90 free",
             "4 marks, 2 steps: forward, backward, save",
             "peak 48 GiB at event 1,234 (step1.forward)",
@@ -428,6 +510,74 @@ mod tests {
         ] {
             assert!(words.contains(part), "{part} is missing in {text}");
         }
+    }
+
+    #[test]
+    fn a_late_history_tells_what_was_there() {
+        let mut facts = facts();
+        facts.header.history = History {
+            frees_without_alloc: 1,
+            allocs: 3,
+            blocks_at_start: 5,
+            allocs_of_run: Some(12),
+        };
+        facts.stats.history_share = facts.header.history.share();
+        facts.stats.at_start = Some(StartStats {
+            segments: 2,
+            reserved_bytes: 4 * GIB,
+            live_blocks: 4,
+            requested_bytes: 3 * GIB,
+            deferred_blocks: 1,
+            deferred_bytes: MIB,
+            guessed_blocks: 2,
+        });
+        facts.stats.requested_peak_event = None;
+        facts.stats.requested_peak_phase = None;
+        let text = info(&facts, Style::default());
+        let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        for part in [
+            "history 25.0% of the run's 12 allocs at start",
+            "4 live blocks of 3 GiB, 1 deferred block of 1 MiB, 2 segments of 4 GiB",
+            "2 sizes guessed",
+            "peak 48 GiB at the start, 0 B at the end",
+        ] {
+            assert!(words.contains(part), "{part} is missing in {text}");
+        }
+        facts.header.history.allocs_of_run = None;
+        facts.stats.history_share = facts.header.history.share();
+        assert_eq!(history(&facts), "at most 37.5% of the run's allocs");
+    }
+
+    #[test]
+    fn pools_and_settings_changes_are_told() {
+        let mut facts = facts();
+        let pool = |name: &str, kind, no_split| Pool {
+            name: name.to_owned(),
+            kind,
+            no_split,
+            use_on_oom: no_split,
+        };
+        facts.pools = vec![
+            pool("mempool (0, 1)", PoolKind::MemPool, true),
+            pool("graph (1, 0)", PoolKind::Capture, false),
+        ];
+        assert_eq!(
+            pools(&facts.pools),
+            "2: mempool (0, 1) (MemPool, no_split, use_on_oom), graph (1, 0) (graph capture)"
+        );
+        facts.settings_changes = vec!["expandable_segments:True".to_owned(), String::new()];
+        facts.stats.settings_changes = 3;
+        let changes = "expandable_segments:True; default (3 changes)";
+        assert_eq!(settings_changes(&facts), changes);
+        let text = info(&facts, Style::default());
+        for part in ["changed to", changes, "pools", "3 settings"] {
+            assert!(text.contains(part), "{part} is missing in {text}");
+        }
+        facts.pools = vec![pool("p", PoolKind::MemPool, false); 9];
+        assert!(pools(&facts.pools).starts_with("9: p (MemPool), "));
+        assert!(pools(&facts.pools).ends_with(", p (MemPool), ..."), "{}", pools(&facts.pools));
+        facts.settings_changes = vec!["x".to_owned(); 5];
+        assert_eq!(settings_changes(&facts), "x; x; x; x; ... (3 changes)");
     }
 
     #[test]

@@ -5,8 +5,8 @@ use std::collections::HashSet;
 use std::io::{self, Write};
 
 use super::super::{
-    Direction, Expectation, FaultWhen, Op, Pool, PoolKind, Role, Source, SourceKind, Trace,
-    Transfer, validate,
+    Direction, Expectation, FaultWhen, Op, Pool, PoolKind, Role, Source, SourceKind, StartLayout,
+    StartState, Trace, Transfer, validate,
 };
 use super::{NAMELESS, word};
 use crate::units::{BlockId, PoolId};
@@ -48,7 +48,8 @@ fn show_word(word: &str) -> Cow<'_, str> {
 
 /// Writes the text form. Tables come out in the order of first use when the text is read again, and
 /// what no event speaks of is left out. Returns warnings about what the text cannot hold: call
-/// sites, the recording, the shares of a cut history, and names that had to change.
+/// sites, the recording, the layout at the start, how much of a history was seen, and names that
+/// had to change.
 ///
 /// # Errors
 /// If writing fails; [`io::ErrorKind::InvalidInput`] for a trace that is not [valid](validate).
@@ -56,6 +57,11 @@ pub fn write_text(trace: &Trace, mut writer: impl Write) -> io::Result<Vec<Strin
     validate(trace).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
     write_header(trace, &mut writer)?;
     let mut text = TextWriter::new(trace);
+    for op in trace.start.iter().flat_map(as_events) {
+        if let Some(line) = text.line(op) {
+            writeln!(writer, "{line}")?;
+        }
+    }
     let mut time_ns = 0;
     for event in &trace.events {
         let Some(line) = text.line(event.op) else { continue };
@@ -125,6 +131,30 @@ fn write_header(trace: &Trace, writer: &mut impl Write) -> io::Result<()> {
     Ok(())
 }
 
+/// What was there at the start, as if the program asked for it first. Deferred blocks come before
+/// live ones, so that they add nothing to what is live.
+fn as_events(start: &StartLayout) -> Vec<Op> {
+    let mut ops = Vec::new();
+    for state in [StartState::Deferred, StartState::Live] {
+        for (segment, blocks) in start.iter() {
+            let mut blocks = blocks.iter().filter(|block| block.state == state).peekable();
+            if blocks.peek().is_none() {
+                continue;
+            }
+            let pool = segment.pool.some();
+            ops.extend(pool.map(Op::PoolEnter));
+            for block in blocks {
+                ops.push(Op::Alloc(block.block));
+                if state == StartState::Deferred {
+                    ops.push(Op::Defer(block.block));
+                }
+            }
+            ops.extend(pool.map(Op::PoolLeave));
+        }
+    }
+    ops
+}
+
 /// Writes events, and keeps track of the names that are taken.
 struct TextWriter<'a> {
     trace: &'a Trace,
@@ -145,10 +175,9 @@ struct TextWriter<'a> {
 impl<'a> TextWriter<'a> {
     fn new(trace: &'a Trace) -> Self {
         let mut spoken_of = vec![false; trace.blocks.len()];
-        for event in &trace.events {
-            if let Op::Free(block) | Op::Defer(block) | Op::Done(block) | Op::Access(block) =
-                event.op
-            {
+        let at_start = trace.start.iter().flat_map(as_events);
+        for op in at_start.chain(trace.events.iter().map(|event| event.op)) {
+            if let Op::Free(block) | Op::Defer(block) | Op::Done(block) | Op::Access(block) = op {
                 spoken_of[block.index()] = true;
             }
         }
@@ -186,7 +215,7 @@ impl<'a> TextWriter<'a> {
             Op::Mark(phase) => format!("mark {}", show_word(&trace.phases[phase.index()])),
             Op::EmptyCache => "empty_cache".to_owned(),
             Op::Settings(settings) => {
-                format!("settings {}", trace.settings_changes[settings.index()])
+                format!("settings {}", show_word(&trace.settings_changes[settings.index()]))
             }
             Op::PoolEnter(pool) => self.pool_enter(pool),
             Op::PoolLeave(pool) => {
@@ -300,8 +329,11 @@ impl<'a> TextWriter<'a> {
             trace.recording.iter().count() as u64,
             "the recorded allocator's addresses and actions",
         );
-        let history = &trace.header.history;
-        warn(history.frees_without_alloc, "frees of blocks from before the history");
+        warn(
+            trace.start.as_ref().map_or(0, |start| start.segments.len() as u64),
+            "segments from before the history, only their blocks in use",
+        );
+        warn(trace.header.history.allocs_unseen(), "how many allocs came before the history");
         warn(self.renames, "two live blocks of one name: renamed");
         warn(self.deletes_dropped, "the end of pools that are never entered: left out");
         let renamed = self.pool_names.iter().zip(&trace.pools).filter(|(name, p)| **name != p.name);
