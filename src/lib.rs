@@ -11,7 +11,7 @@
 //! ```text
 //!   cli       strings in, text and files out; the only place that prints; one file per subcommand
 //!   report    formats results: text tables, JSON, CSV, Parquet
-//!   engine    the one replay loop, its clock and completions; verify
+//!   engine    the one replay loop, its clock and completions; verify, predict
 //!   metrics   sinks that watch a replay (peaks, decisions, time line, shadow map); layout splits
 //!   alloc     the allocators: native, caching; their trait, specifications and registry
 //!   device    what an allocator may ask a GPU: a simulated one; wrappers that count and refuse

@@ -11,6 +11,7 @@ mod cuts;
 mod golden;
 mod import;
 mod model;
+mod predict;
 mod readme;
 mod recordings;
 mod trace_files;

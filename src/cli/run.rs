@@ -53,6 +53,17 @@ error that names the candidates. VALUE is an integer, a size with a unit, a frac
 fails and exits with 1, else how many hold. Running out of memory is then no failure by itself \
 where some expectation is about it (status, ooms, ...).";
 
+const ADDRESS_SEEDS_HELP: &str = "\
+Run again under N address policies and tell how far the answer hangs on addresses
+
+Ties between free blocks of equal size go to the lower address, and what addresses a driver gives \
+out differs from process to process. Policy 0 is the model of --addresses chunks, 1 descending, 2 \
+ascending; each of the others deals the ranges out to 2 to 9 ranges of addresses at random, some of \
+which grow upwards, the same in every run. Tells the least and the largest reserved peak, and how \
+many policies end out of memory. JSON: address_spread {addresses_matter, seeds, \
+reserved_bytes_peak_min, reserved_bytes_peak_max, ooms_min, ooms_max, seeds_with_oom}. The answer \
+itself and the exit code stay those of the one policy asked for.";
+
 /// What was typed.
 #[derive(Debug, clap::Args)]
 #[command(after_help = AFTER_HELP)]
@@ -99,6 +110,11 @@ pub(super) struct Args {
     /// Which addresses the simulated device gives out [default: the trace's, else chunks]
     #[arg(long, value_enum, value_name = "POLICY")]
     addresses: Option<Addresses>,
+
+    /// Run again under N address policies and tell how far the answer hangs on addresses
+    #[arg(long, value_name = "N", long_help = ADDRESS_SEEDS_HELP)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    address_seeds: Option<u32>,
 
     /// Write the results as JSON, `-` for standard output and nothing else there
     ///
@@ -151,7 +167,7 @@ fn capacity_help() -> String {
 /// Address policies as words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Addresses {
-    /// As the driver does it: 32 MiB chunks, descending, leftovers filled from below
+    /// As the driver does it: 32 MiB chunks, descending, leftovers of the newest filled first
     Chunks,
     /// Each range above all earlier ones
     Ascending,
@@ -243,6 +259,7 @@ impl Plan {
             address_policy: args.addresses.map(Into::into),
             stop_on_oom: args.stop_on_oom,
             paranoid: args.paranoid,
+            address_seeds: args.address_seeds.unwrap_or(0),
             ..RunOptions::new(profile(&args.profile)?)
         };
         let plan = Plan {

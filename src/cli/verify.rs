@@ -8,22 +8,38 @@ use super::Verdict;
 use super::console::Console;
 use super::input::{self, Files};
 use super::progress::Progress;
-use crate::engine::{self, VerifyResult};
+use crate::device::CostProfile;
+use crate::engine::{self, PredictResult, RunOptions, VerifyResult};
 use crate::import::ReadOptions;
 use crate::report::json;
 use crate::report::text::{self, VerifyTally};
+use crate::units::Bytes;
 
 const AFTER_HELP: &str = "\
 Examples:
   fraglab verify snapshot.pickle
   fraglab verify runs/*.pickle.gz
   fraglab verify --json snapshot.pickle | jq .first_difference
+  fraglab verify --predict runs/*.pickle.gz
+      how well a run without anything of the recorded allocator foretells it
 
 A file NAME.truth.json beside NAME.pickle supplies what a snapshot lacks: memory limit, device \
 total, final statistics.
 
-Exit codes: 0 every file is reproduced exactly, 1 some file differs, 2 some file could not be read \
+Exit codes: 0 every file is reproduced exactly (--predict: in its segment events), 1 some file differs, 2 some file could not be read \
 or compared (the others are verified all the same).";
+
+const PREDICT_HELP: &str = "\
+Predict from the program's acts alone: no addresses and no refusals from the recording
+
+Replays the requests, streams, frees, calls of empty_cache and settings as `run` does, on a \
+simulated device of the recorded size with the model of a driver's addresses, and compares with \
+the recording: whether all segment events are the same, how many blocks lie in the same segment at \
+the same offset, the peaks and the refusals. A file agrees if its segment events do. JSON fields: \
+file, identical, events, segment_events, segment_events_predicted, first_difference {event_index, \
+segment_event, phase, expected, got}, blocks, blocks_placed_same, same_placement (0 to 1), \
+refusals, refusals_predicted, refusals_identical, recorded and predicted {requested_bytes_peak, \
+allocated_bytes_peak, active_bytes_peak, reserved_bytes_peak}, taken_from_recording.";
 
 /// What was typed.
 #[derive(Debug, clap::Args)]
@@ -31,6 +47,14 @@ or compared (the others are verified all the same).";
 pub(super) struct Args {
     #[command(flatten)]
     files: Files,
+
+    /// Predict from the program's acts alone: no addresses and no refusals from the recording
+    #[arg(long, long_help = PREDICT_HELP)]
+    predict: bool,
+
+    /// Memory limit of the recorded runs, as in 60GiB, where no truth file tells
+    #[arg(long, value_name = "SIZE", value_parser = super::run::parse_size, requires = "predict")]
+    limit: Option<Bytes>,
 }
 
 struct Verified {
@@ -44,10 +68,13 @@ struct Verified {
 /// If standard output cannot be written.
 pub(super) fn execute(args: &Args, console: &Console) -> anyhow::Result<Verdict> {
     input::check_stdin_once(&args.files.traces)?;
+    if args.predict {
+        return predict_all(args, console);
+    }
     let mut verdict = Verdict::Good;
     let mut tally = VerifyTally::default();
     let mut results = Vec::new();
-    for (path, verified) in args.files.traces.iter().zip(verify_all(args)) {
+    for (path, verified) in args.files.traces.iter().zip(for_each_file(args, verify)) {
         match verified {
             Ok(Verified { result, warnings }) => {
                 for warning in &warnings {
@@ -84,15 +111,71 @@ pub(super) fn execute(args: &Args, console: &Console) -> anyhow::Result<Verdict>
     Ok(verdict)
 }
 
-fn verify_all(args: &Args) -> Vec<anyhow::Result<Verified>> {
+/// Predicts every recording that can be read.
+fn predict_all(args: &Args, console: &Console) -> anyhow::Result<Verdict> {
+    // Costs bear on no decision.
+    let options = RunOptions {
+        limit_bytes: args.limit.map(|size| size.0),
+        ..RunOptions::new(CostProfile::shipped("h200")?)
+    };
+    let mut verdict = Verdict::Good;
+    let mut results = Vec::new();
+    let mut unreadable = 0;
+    for (path, predicted) in args
+        .files
+        .traces
+        .iter()
+        .zip(for_each_file(args, |path, read| predict(path, read, &options)))
+    {
+        match predicted {
+            Ok((result, warnings)) => {
+                for warning in &warnings {
+                    console.warn(path, warning);
+                }
+                if !result.identical {
+                    verdict = verdict.max(Verdict::No);
+                }
+                results.push(result);
+            }
+            Err(error) => {
+                console.error(&error);
+                unreadable += 1;
+                verdict = Verdict::Failed;
+            }
+        }
+    }
+    if !args.files.json {
+        console.print(&text::predictions(&results, unreadable, console.style()))?;
+    } else if !results.is_empty() {
+        console.print(&json::one_or_many(&results, args.files.traces.len() == 1)?)?;
+    }
+    Ok(verdict)
+}
+
+fn for_each_file<T: Send>(
+    args: &Args,
+    answer: impl Fn(&Path, &ReadOptions) -> anyhow::Result<T> + Sync,
+) -> Vec<anyhow::Result<T>> {
     let progress = Progress::over(&args.files.traces, false);
     let options = progress.read_options(args.files.gpu);
-    let verified = args.files.traces.par_iter().map(|path| {
-        let verified = verify(path, &options);
+    let answers = args.files.traces.par_iter().map(|path| {
+        let answer = answer(path, &options);
         progress.file_done();
-        verified
+        answer
     });
-    verified.collect()
+    answers.collect()
+}
+
+fn predict(
+    path: &Path,
+    read: &ReadOptions,
+    options: &RunOptions,
+) -> anyhow::Result<(PredictResult, Vec<String>)> {
+    let imported = input::read(path, read)?;
+    let mut result = engine::predict(&imported.trace, options)
+        .map_err(|error| anyhow::Error::msg(input::located(path, &error)))?;
+    result.file = path.display().to_string();
+    Ok((result, imported.warnings))
 }
 
 fn verify(path: &Path, options: &ReadOptions) -> anyhow::Result<Verified> {

@@ -44,6 +44,11 @@ impl<D: Device> Counting<D> {
         Counting { inner, profile, calls: CallCounts::default(), cost_ns: 0.0 }
     }
 
+    /// The device inside.
+    pub fn inner_mut(&mut self) -> &mut D {
+        &mut self.inner
+    }
+
     /// Calls so far.
     pub fn calls(&self) -> CallCounts {
         self.calls

@@ -19,6 +19,11 @@ impl<D: Device> Faulty<D> {
         Faulty { inner, faults, seen: [0; DeviceCall::ALL.len()] }
     }
 
+    /// The device inside.
+    pub fn inner_mut(&mut self) -> &mut D {
+        &mut self.inner
+    }
+
     #[inline]
     fn check(&mut self, call: DeviceCall, requested_bytes: u64) -> Result<(), DeviceError> {
         if self.faults.is_empty() {

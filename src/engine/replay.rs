@@ -2,16 +2,18 @@
 
 use std::time::Instant;
 
+use rayon::prelude::*;
+
 use super::clock::program_times;
 use super::completions::Completions;
 use super::result::{
-    AllocatorSummary, DeviceSummary, FinalLevels, Outcome, RunResult, SCHEMA_VERSION,
-    SimulatedTime, StartSummary, Status, TraceSummary, Wall,
+    AddressSpread, AllocatorSummary, DeviceSummary, FinalLevels, Outcome, RunResult,
+    SCHEMA_VERSION, SimulatedTime, StartSummary, Status, TraceSummary, Wall,
 };
 use crate::alloc::registry::{self, Visitor};
 use crate::alloc::spec::{AllocSpec, SpecError};
 use crate::alloc::{Action, Allocator, BuildInputs, Env, Handle, LayoutBlock, Request};
-use crate::device::sim::addresses::Addresses;
+use crate::device::sim::addresses::{Addresses, HostCopy};
 use crate::device::{CostProfile, Counting, Device, Faulty, Sim};
 use crate::metrics::{
     DecisionRow, Decisions, NoSink, PeakTracker, Peaks, Shadow, Sink, Split, SplitAt, Timeline,
@@ -38,6 +40,8 @@ pub struct RunOptions {
     pub stop_on_oom: bool,
     /// Check the contract after every event with an independent shadow map.
     pub paranoid: bool,
+    /// Address policies to try for [`RunResult::address_spread`]: 0 for none of it.
+    pub address_seeds: u32,
 }
 
 impl RunOptions {
@@ -51,6 +55,7 @@ impl RunOptions {
             address_policy: None,
             stop_on_oom: false,
             paranoid: false,
+            address_seeds: 0,
         }
     }
 }
@@ -113,6 +118,40 @@ pub fn run(
     options: &RunOptions,
     observe: Observe,
 ) -> Result<Observed, RunError> {
+    let (runner, inputs) = prepare(trace, spec, options, observe);
+    registry::build(spec, &inputs, runner)?
+}
+
+/// Takes a trace through one allocator with a sink of the caller's, and nothing else.
+///
+/// # Errors
+/// As [`run`].
+pub(super) fn watch<S: Sink>(
+    trace: &Trace,
+    spec: &AllocSpec,
+    options: &RunOptions,
+    sink: S,
+) -> Result<(Watched, S), RunError> {
+    let (runner, inputs) = prepare(trace, spec, options, Observe::default());
+    registry::build(spec, &inputs, Watcher { runner, sink })?
+}
+
+/// What [`watch`] leaves behind, beside the sink.
+#[derive(Clone, Debug)]
+pub(super) struct Watched {
+    /// The peaks.
+    pub(super) peaks: Peaks,
+    /// What the real allocator would not have survived.
+    pub(super) failure: Option<String>,
+}
+
+/// The runner of a trace and what its allocator may know.
+fn prepare<'a>(
+    trace: &'a Trace,
+    spec: &'a AllocSpec,
+    options: &'a RunOptions,
+    observe: Observe,
+) -> (Runner<'a>, BuildInputs) {
     let capacity_bytes = options
         .capacity_bytes
         .or(trace.header.device.capacity_bytes)
@@ -123,8 +162,56 @@ pub fn run(
         None => trace.header.device.total_bytes.or(capacity_bytes),
     };
     let inputs = build_inputs(trace, options, total_bytes);
-    let runner = Runner { trace, spec, options, observe, capacity_bytes, total_bytes };
-    registry::build(spec, &inputs, runner)?
+    // A history that begins late shows nothing of it.
+    let loading = if trace.start.is_none() { Loading::of(trace) } else { None };
+    let runner = Runner { trace, spec, options, observe, capacity_bytes, total_bytes, loading };
+    (runner, inputs)
+}
+
+/// How a program begins that loads its weights before it computes.
+#[derive(Clone, Copy, Debug)]
+struct Loading {
+    /// Events until it computes.
+    events: usize,
+    /// The host's copy of the last block loaded that is a range of its own there.
+    last_copy: HostCopy,
+}
+
+/// Smaller requests come from the heap of the host.
+const HOST_HEAP_BYTES: u64 = 128 << 10;
+
+impl Loading {
+    /// A program computes from the alloc of the first block that is freed while the program still
+    /// allocates; what comes before stays. None if even its first block is freed.
+    fn of(trace: &Trace) -> Option<Loading> {
+        let allocs = || {
+            trace.events.iter().enumerate().filter_map(|(index, event)| match event.op {
+                Op::Alloc(block) => Some((index, block)),
+                _ => None,
+            })
+        };
+        let (last_alloc, _) = allocs().next_back()?;
+        let mut freed = vec![false; trace.blocks.len()];
+        for event in &trace.events[..last_alloc] {
+            if let Op::Free(block) | Op::Defer(block) = event.op {
+                freed[block.index()] = true;
+            }
+        }
+        let stays =
+            |(index, block): (usize, BlockId)| (!freed[block.index()]).then_some((index, block));
+        let mut last_copy = None;
+        let mut largest_bytes = 0;
+        let mut events = 0;
+        for (index, block) in allocs().map_while(stays) {
+            events = index + 1;
+            let size_bytes = trace.blocks[block.index()].size_bytes;
+            if size_bytes >= HOST_HEAP_BYTES {
+                last_copy = Some(HostCopy { size_bytes, alone: size_bytes > largest_bytes });
+                largest_bytes = largest_bytes.max(size_bytes);
+            }
+        }
+        last_copy.map(|last_copy| Loading { events, last_copy })
+    }
 }
 
 /// What an allocator may know of this trace.
@@ -157,6 +244,7 @@ struct Runner<'a> {
     observe: Observe,
     capacity_bytes: Option<u64>,
     total_bytes: Option<u64>,
+    loading: Option<Loading>,
 }
 
 impl Visitor for Runner<'_> {
@@ -164,6 +252,7 @@ impl Visitor for Runner<'_> {
 
     fn visit<A: Allocator + Send + 'static>(self, allocator: A) -> Self::Output {
         let policy = self.address_policy::<A>();
+        let fresh = allocator.clone();
         let mut allocator = allocator;
         let mut sim = self.sim(policy)?;
         let started = self.start(&mut allocator, &mut sim);
@@ -197,11 +286,30 @@ impl Visitor for Runner<'_> {
                 self.replay(allocator.clone(), device.clone(), NoSink, u64::MAX, &started);
             (run, Vec::new(), Vec::new())
         };
+        let address_spread = self.address_spread(&run, fresh);
         let split = self.split(&run, allocator, device, &started);
         let program_ns = program_ns.last().copied().unwrap_or(0);
         let mut result = self.result(run, split, policy, program_ns);
         result.start = self.start_summary(&started);
+        result.address_spread = address_spread;
         Ok(Observed { result, decisions, timeline })
+    }
+}
+
+/// Runs an allocator whose type is known, with a sink of the caller's.
+struct Watcher<'a, S> {
+    runner: Runner<'a>,
+    sink: S,
+}
+
+impl<S: Sink> Visitor for Watcher<'_, S> {
+    type Output = Result<(Watched, S), RunError>;
+
+    fn visit<A: Allocator + Send + 'static>(self, allocator: A) -> Self::Output {
+        let runner = self.runner;
+        let sim = runner.sim(runner.address_policy::<A>())?;
+        let (run, sink) = runner.replay_on(sim, allocator, self.sink);
+        Ok((Watched { peaks: run.peaks, failure: run.allocator.failure() }, sink))
     }
 }
 
@@ -223,6 +331,8 @@ struct Replayed<A> {
     peaks: Peaks,
     requested_bytes: u64,
     refusal: Option<Refusal>,
+    /// Requests that were refused.
+    refusals: u64,
     seconds: f64,
     memory_events: u64,
 }
@@ -246,7 +356,7 @@ impl Runner<'_> {
 
     fn sim(&self, policy: AddressPolicy) -> Result<Sim, RunError> {
         let addresses = match policy {
-            AddressPolicy::Chunks => Addresses::chunks(),
+            AddressPolicy::Chunks => self.driver_model(),
             AddressPolicy::Ascending => Addresses::ascending(),
             AddressPolicy::Descending => Addresses::descending(),
             AddressPolicy::Recorded => match &self.trace.recording {
@@ -254,12 +364,79 @@ impl Runner<'_> {
                 None => return Err(RunError::NoRecordedAddresses),
             },
         };
-        Ok(Sim::new(self.capacity_bytes, self.total_bytes, addresses))
+        Ok(self.sim_with(addresses))
+    }
+
+    fn sim_with(&self, addresses: Addresses) -> Sim {
+        Sim::new(self.capacity_bytes, self.total_bytes, addresses)
     }
 
     fn wrapped(&self, sim: Sim) -> SimDevice {
         let faulty = Faulty::new(sim, self.trace.header.faults.clone());
         Counting::new(faulty, self.options.profile.clone())
+    }
+
+    /// The run again under other address policies: seed 0 is the driver model, the others those of
+    /// [`Addresses::seeded`]. An allocator that does not look at addresses does the same under all.
+    fn address_spread<A: Allocator + Send>(
+        &self,
+        run: &Replayed<A>,
+        allocator: A,
+    ) -> Option<AddressSpread> {
+        let seeds = u64::from(self.options.address_seeds);
+        if seeds == 0 {
+            return None;
+        }
+        let figures = |run: &Replayed<A>| (run.peaks.reserved_bytes_peak, run.refusals);
+        let runs: Vec<(u64, u64)> = if A::ADDRESSES_MATTER {
+            let cells: Vec<(u64, A)> = (0..seeds).map(|seed| (seed, allocator.clone())).collect();
+            let runs = cells.into_par_iter().map(|(seed, allocator)| {
+                let addresses = match seed {
+                    0 => self.driver_model(),
+                    _ => Addresses::seeded(seed),
+                };
+                figures(&self.replay_on(self.sim_with(addresses), allocator, NoSink).0)
+            });
+            runs.collect()
+        } else {
+            vec![figures(run)]
+        };
+        let (peaks, ooms): (Vec<u64>, Vec<u64>) = runs.into_iter().unzip();
+        let min = |values: &[u64]| values.iter().copied().min().unwrap_or(0);
+        let max = |values: &[u64]| values.iter().copied().max().unwrap_or(0);
+        Some(AddressSpread {
+            addresses_matter: A::ADDRESSES_MATTER,
+            seeds,
+            reserved_bytes_peak_min: min(&peaks),
+            reserved_bytes_peak_max: max(&peaks),
+            ooms_min: min(&ooms),
+            ooms_max: max(&ooms),
+            seeds_with_oom: if A::ADDRESSES_MATTER {
+                ooms.iter().filter(|&&ooms| ooms > 0).count() as u64
+            } else if max(&ooms) > 0 {
+                seeds
+            } else {
+                0
+            },
+        })
+    }
+
+    fn driver_model(&self) -> Addresses {
+        match self.loading {
+            Some(_) => Addresses::chunks_of_loading(),
+            None => Addresses::chunks(),
+        }
+    }
+
+    /// A whole replay on a fresh device.
+    fn replay_on<A: Allocator, S: Sink>(
+        &self,
+        mut sim: Sim,
+        mut allocator: A,
+        sink: S,
+    ) -> (Replayed<A>, S) {
+        let started = self.start(&mut allocator, &mut sim);
+        self.replay(allocator, self.wrapped(sim), sink, u64::MAX, &started)
     }
 
     /// Lets allocator and device begin with what was there when the history begins.
@@ -316,14 +493,23 @@ impl Runner<'_> {
         }
         let end = usize::try_from(last_event.saturating_add(1)).unwrap_or(usize::MAX);
         let events = &self.trace.events[..end.min(self.trace.events.len())];
+        let loading_events = self.loading.map_or(0, |loading| loading.events);
+        let (loading, computing) = events.split_at(loading_events.min(events.len()));
         let started = Instant::now();
-        replay.run(events, self.options.stop_on_oom);
+        let stopped = replay.run(0, loading, self.options.stop_on_oom);
+        if !stopped {
+            if let Some(loading) = self.loading {
+                replay.env.device.inner_mut().inner_mut().load_kernels(loading.last_copy);
+            }
+            replay.run(loading.len(), computing, self.options.stop_on_oom);
+        }
         let seconds = started.elapsed().as_secs_f64();
         let replayed = Replayed {
             allocator: replay.allocator,
             peaks: replay.peaks.peaks(),
             requested_bytes: replay.requested_bytes,
             refusal: replay.refusal,
+            refusals: replay.refusals,
             seconds,
             memory_events: replay.memory_events,
             device: replay.env.device,
@@ -423,6 +609,7 @@ impl Runner<'_> {
             utilization: share(peaks.allocated_bytes_peak),
             active_utilization: share(peaks.active_bytes_peak),
             split,
+            address_spread: None,
             calls: run.device.calls(),
             counters,
             torch_stats: run.allocator.torch_stats().map(|stats| stats.into_iter().collect()),
@@ -562,6 +749,7 @@ struct Replay<A, D, S> {
     peaks: PeakTracker,
     requested_bytes: u64,
     refusal: Option<Refusal>,
+    refusals: u64,
     /// alloc, attempt, free, defer and done events.
     memory_events: u64,
 }
@@ -580,6 +768,7 @@ impl<A: Allocator, S: Sink> Replay<A, SimDevice, S> {
             peaks: PeakTracker::default(),
             requested_bytes: 0,
             refusal: None,
+            refusals: 0,
             memory_events: 0,
         }
     }
@@ -617,8 +806,10 @@ impl<A: Allocator, S: Sink> Replay<A, SimDevice, S> {
         }
     }
 
-    fn run(&mut self, events: &[Event], stop_on_oom: bool) {
-        for (index, event) in events.iter().enumerate() {
+    /// Takes the next events, the first of which has the index `first`. Gives whether it ended
+    /// before their end.
+    fn run(&mut self, first: usize, events: &[Event], stop_on_oom: bool) -> bool {
+        for (index, event) in (first..).zip(events) {
             self.env.event = index as u64;
             self.step(event.op);
             if S::LEVELS {
@@ -628,9 +819,10 @@ impl<A: Allocator, S: Sink> Replay<A, SimDevice, S> {
                 self.env.sink.after_event(index as u64, requested_bytes, levels, device_ns);
             }
             if stop_on_oom && self.refusal.is_some() {
-                break;
+                return true;
             }
         }
+        false
     }
 
     #[inline]
@@ -712,6 +904,7 @@ impl<A: Allocator, S: Sink> Replay<A, SimDevice, S> {
 
     #[cold]
     fn refused(&mut self, request: Request) {
+        self.refusals += 1;
         if self.refusal.is_none() {
             self.refusal = Some(Refusal {
                 event: self.env.event,

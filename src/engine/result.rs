@@ -48,6 +48,9 @@ pub struct RunResult {
     /// What the fragmentation is made of, at one event.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub split: Option<Split>,
+    /// How far the answer hangs on the addresses that a driver happens to give out; if asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub address_spread: Option<AddressSpread>,
     /// Device calls that succeeded.
     pub calls: CallCounts,
     /// The allocator's counters.
@@ -140,6 +143,25 @@ pub struct Outcome {
     pub largest_hole_bytes: Option<u64>,
     /// One line for people.
     pub message: Option<String>,
+}
+
+/// The same run under several address policies. Each figure is an extreme of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct AddressSpread {
+    /// Whether the allocator looks at addresses at all; if not, one run stands for all.
+    pub addresses_matter: bool,
+    /// Number of policies.
+    pub seeds: u64,
+    /// Smallest reserved peak in bytes.
+    pub reserved_bytes_peak_min: u64,
+    /// Largest reserved peak in bytes.
+    pub reserved_bytes_peak_max: u64,
+    /// Fewest refused requests of a run.
+    pub ooms_min: u64,
+    /// Most refused requests of a run.
+    pub ooms_max: u64,
+    /// Policies under which some request was refused.
+    pub seeds_with_oom: u64,
 }
 
 /// Levels after the last event.

@@ -677,7 +677,7 @@ fn describe(entry: &RecordedEntry) -> String {
 }
 
 /// The action that a recorded entry shows.
-fn action_kind(kind: EntryKind) -> ActionKind {
+pub(super) fn action_kind(kind: EntryKind) -> ActionKind {
     match kind {
         EntryKind::Alloc => ActionKind::Alloc,
         EntryKind::FreeRequested => ActionKind::FreeRequested,

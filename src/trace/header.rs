@@ -59,8 +59,8 @@ pub fn room_on_device(total_bytes: u64) -> u64 {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AddressPolicy {
-    /// The driver model of specs/pytorch_caching.md 13.4: 32 MiB chunks, descending, leftovers
-    /// filled from below.
+    /// The driver model of [`crate::device::sim::addresses`]: 32 MiB chunks, descending, leftovers
+    /// of the newest filled first.
     #[default]
     Chunks,
     /// Each range above all earlier ones, never reused.

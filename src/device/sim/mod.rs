@@ -15,7 +15,7 @@ pub mod addresses;
 use std::collections::{BTreeMap, HashMap};
 
 use super::{Device, DeviceCall, DeviceError, GRANULARITY_BYTES, MemoryInfo, PhysicalHandle};
-use addresses::Addresses;
+use addresses::{Addresses, HostCopy};
 
 /// Mallocs below this many bytes share 2 MiB units.
 const SHARED_UNIT_LIMIT_BYTES: u64 = 1 << 20;
@@ -76,6 +76,11 @@ impl Sim {
             reservations: BTreeMap::new(),
             mappings: BTreeMap::new(),
         }
+    }
+
+    /// The program begins to compute; see [`Addresses::load_kernels`].
+    pub fn load_kernels(&mut self, last_copy: HostCopy) {
+        self.addresses.load_kernels(last_copy);
     }
 
     /// Takes over a malloc that was there before, beyond any capacity. For the start of a replay.

@@ -12,7 +12,7 @@ pub use info::{FileFacts, info};
 pub use lint::{Effect, effects, lint};
 pub use list::{TraceFormatInfo, list};
 pub use run::{TraceRuns, run};
-pub use verify::{VerifyTally, verify, verify_legend, verify_summary};
+pub use verify::{VerifyTally, predictions, verify, verify_legend, verify_summary};
 
 use std::borrow::Cow;
 

@@ -172,7 +172,7 @@ fn table(results: &[&RunResult]) -> Grid {
             duration(result.time.allocator_device_ns).into(),
             rate(result.wall.events_per_second).into(),
         ];
-        grid.row(cells, note(result));
+        grid.row(cells, note(result) + &spread_note(result));
     }
     grid
 }
@@ -218,6 +218,31 @@ fn note(result: &RunResult) -> String {
             wrapped("  ", &printable(message), "    ")
         }
     }
+}
+
+/// `20 address policies: reserved peak 24.82 to 25.10 GiB, 3 of them out of memory`
+fn spread_note(result: &RunResult) -> String {
+    let Some(spread) = result.address_spread else { return String::new() };
+    if !spread.addresses_matter {
+        let text = "does the same whatever addresses the device gives out";
+        return wrapped("  ", text, "    ");
+    }
+    let (min, max) = (spread.reserved_bytes_peak_min, spread.reserved_bytes_peak_max);
+    let mut text = format!("{} address policies: reserved peak {}", spread.seeds, Bytes(min));
+    if min == max {
+        text.push_str(" under all");
+    } else {
+        text.push_str(&format!(" to {}", Bytes(max)));
+    }
+    if spread.seeds_with_oom > 0 {
+        text.push_str(&format!(
+            ", {} of them out of memory, {} to {} requests refused",
+            grouped(spread.seeds_with_oom),
+            grouped(spread.ooms_min),
+            grouped(spread.ooms_max),
+        ));
+    }
+    wrapped("  ", &text, "    ")
 }
 
 /// How a history that begins late was begun, unless with the layout that was there.
@@ -334,6 +359,7 @@ pub(crate) mod tests {
                 soft_bytes: 4,
                 stream_bytes: 5,
             }),
+            address_spread: None,
             calls: CallCounts { malloc: 1200, free: 34, ..CallCounts::default() },
             counters: BTreeMap::from([("ooms".to_owned(), 0)]),
             torch_stats: Some(BTreeMap::from([("num_ooms".to_owned(), 0)])),

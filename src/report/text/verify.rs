@@ -1,7 +1,8 @@
-//! The answer of `verify`: a line a file, then one about all of them.
+//! The answer of `verify`: a line a file, then one about all of them; with `--predict` a table.
 
-use super::{Style, Tone, counted, grouped, percent, printable, wrapped};
-use crate::engine::VerifyResult;
+use super::grid::{Align, Cell, Grid};
+use super::{SizeUnit, Style, Tone, counted, grouped, percent, printable, wrapped};
+use crate::engine::{PredictResult, PredictedPeaks, VerifyResult};
 
 /// How many files turned out how.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -84,6 +85,95 @@ pub fn verify_summary(tally: VerifyTally, style: Style) -> String {
         text.push_str(&format!(", {} could not be verified", grouped(tally.unreadable)));
     }
     let tone = if tally.exact == all { Tone::Good } else { Tone::Bad };
+    style.paint(tone, &text) + "\n"
+}
+
+/// A row a file, then one line about all.
+pub fn predictions(results: &[PredictResult], unreadable: u64, style: Style) -> String {
+    let peaks = results.iter().filter_map(|result| result.recorded.reserved_bytes_peak);
+    let unit = SizeUnit::fitting(peaks.max().unwrap_or(0));
+    let peak = format!("peak {}", unit.name);
+    use Align::{Left, Right};
+    let mut grid = Grid::new(&[Left, Left, Right, Right, Right, Right, Right]);
+    grid.head(["", "segment", "segment", "", "same", "reserved", "predicted"]);
+    grid.head(["recording", "events", "events", "blocks", "place", &peak, &peak]);
+    for result in results {
+        let agrees = if result.identical {
+            Cell::toned("same", Tone::Good)
+        } else {
+            Cell::toned("DIFFER", Tone::Bad)
+        };
+        let peak_cell = |peaks: &PredictedPeaks| {
+            peaks.reserved_bytes_peak.map_or_else(String::new, |bytes| unit.cell(bytes))
+        };
+        let cells = [
+            printable(file_name(&result.file)).into_owned().into(),
+            agrees,
+            grouped(result.segment_events).into(),
+            grouped(result.blocks).into(),
+            percent(result.same_placement).into(),
+            peak_cell(&result.recorded).into(),
+            peak_cell(&result.predicted).into(),
+        ];
+        grid.row(cells, prediction_note(result));
+    }
+    let mut out = if results.is_empty() { String::new() } else { grid.render(style) + "\n" };
+    out.push_str(&predictions_summary(results, unreadable, style));
+    out
+}
+
+fn file_name(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or(path)
+}
+
+/// What was predicted wrong, under the row.
+fn prediction_note(result: &PredictResult) -> String {
+    let mut note = String::new();
+    if let Some(difference) = &result.first_difference {
+        let phase = difference.phase.as_ref().map(|phase| format!(" ({phase})"));
+        let text = format!(
+            "event {}{}: expected {}, got {}",
+            grouped(difference.event_index),
+            phase.unwrap_or_default(),
+            difference.expected,
+            difference.got,
+        );
+        note.push_str(&wrapped("  ", &printable(&text), "    "));
+    }
+    if !result.refusals_identical {
+        let text = format!(
+            "{} recorded, {} predicted",
+            counted(result.refusals, "refusal"),
+            grouped(result.refusals_predicted)
+        );
+        note.push_str(&wrapped("  ", &text, "    "));
+    }
+    note
+}
+
+/// `41 of 42 files have the predicted segment events; same place: 74.1% at least, 96.0% on average`
+fn predictions_summary(results: &[PredictResult], unreadable: u64, style: Style) -> String {
+    let identical = results.iter().filter(|result| result.identical).count() as u64;
+    let all = results.len() as u64 + unreadable;
+    let verb = if all == 1 { "has" } else { "have" };
+    let mut text = format!(
+        "{} of {} {verb} the predicted segment events",
+        grouped(identical),
+        counted(all, "file")
+    );
+    if unreadable > 0 {
+        text.push_str(&format!(", {} could not be predicted", grouped(unreadable)));
+    }
+    let shares = || results.iter().map(|result| result.same_placement);
+    if let Some(least) = shares().reduce(f64::min) {
+        let mean = shares().sum::<f64>() / results.len() as f64;
+        text.push_str(&format!(
+            "; blocks in the same place: {} at least, {} on average",
+            percent(least),
+            percent(mean)
+        ));
+    }
+    let tone = if identical == all { Tone::Good } else { Tone::Bad };
     style.paint(tone, &text) + "\n"
 }
 
