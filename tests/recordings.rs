@@ -166,3 +166,17 @@ fn expandable_segments_are_predicted_from_runs_without_them_and_back() {
         }
     });
 }
+
+/// Without a truth file, what was refused shows the limit: in a run the same request fails.
+#[test]
+fn refusals_show_the_limit_of_a_recording_without_a_truth_file() {
+    let Some(dir) = shared_dir() else { return };
+    let trace = trace_of(&dir.join("llama-1b-plain.oom40.stacks.pickle.gz"));
+    let limit_bytes = trace.header.limit_bytes.expect("is found");
+    // The job ran under 40 GiB; its peak and the refused segment leave less than 2 GiB of doubt.
+    assert!((40 << 30..41 << 30).contains(&limit_bytes), "{limit_bytes}");
+    let options = RunOptions::new(CostProfile::shipped("h200").expect("ships"));
+    let spec: AllocSpec = "caching".parse().expect("a name");
+    let outcome = run(&trace, &spec, &options, Observe::default()).expect("runs").result.outcome;
+    assert_eq!(outcome.event_index, trace.first_attempt().map(|(event, _)| event));
+}

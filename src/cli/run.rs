@@ -57,10 +57,10 @@ const ADDRESS_SEEDS_HELP: &str = "\
 Run again under N address policies and tell how far the answer hangs on addresses
 
 Ties between free blocks of equal size go to the lower address, and what addresses a driver gives \
-out differs from process to process. Policy 0 is the model of --addresses chunks, 1 descending, 2 \
-ascending; each of the others deals the ranges out to 2 to 9 ranges of addresses at random, some of \
-which grow upwards, the same in every run. Tells the least and the largest reserved peak, and how \
-many policies end out of memory. JSON: address_spread {addresses_matter, seeds, \
+out differs from process to process. Policy 0 is the model of --addresses chunks, 1 descending, \
+2 ascending; each of the others deals the ranges out at random to 2 to 9 ranges of addresses, some \
+of which grow upwards, the same in every run. Tells the least and the largest reserved peak, and \
+how many policies end out of memory. JSON: address_spread {addresses_matter, seeds, \
 reserved_bytes_peak_min, reserved_bytes_peak_max, ooms_min, ooms_max, seeds_with_oom}. The answer \
 itself and the exit code stay those of the one policy asked for.";
 

@@ -26,8 +26,8 @@ Examples:
 A file NAME.truth.json beside NAME.pickle supplies what a snapshot lacks: memory limit, device \
 total, final statistics.
 
-Exit codes: 0 every file is reproduced exactly (--predict: in its segment events), 1 some file differs, 2 some file could not be read \
-or compared (the others are verified all the same).";
+Exit codes: 0 every file is reproduced exactly (with --predict: in its segment events), 1 some \
+file differs, 2 some file could not be read or compared (the others are verified all the same).";
 
 const PREDICT_HELP: &str = "\
 Predict from the program's acts alone: no addresses and no refusals from the recording

@@ -244,6 +244,7 @@ struct Runner<'a> {
     observe: Observe,
     capacity_bytes: Option<u64>,
     total_bytes: Option<u64>,
+    /// How the program loads, for the driver model.
     loading: Option<Loading>,
 }
 

@@ -15,6 +15,7 @@
 
 mod intern;
 mod pickle;
+mod refusals;
 mod rmm_csv;
 mod torch_history;
 mod torch_snapshot;
@@ -41,6 +42,7 @@ use crate::trace::{
 };
 #[cfg(feature = "analytics")]
 use crate::trace::{ParquetError, read_parquet};
+use refusals::room_from_refusals;
 use truth::{TruthFile, limit_from_settings, trace_name};
 
 /// A trace and what should be known about how it was read.
@@ -183,6 +185,7 @@ pub fn import_snapshot(
         truth.complete(&mut trace);
     }
     warnings.extend(limit_from_settings(&mut trace));
+    warnings.extend(room_from_refusals(&mut trace));
     checked(path, Imported { trace, warnings })
 }
 

@@ -4,40 +4,40 @@
 //! The default is a model of what the driver (580, on an H200) did in the recordings:
 //!
 //! ```text
-//!   low                                                                              high
-//!    ... ┌ chunk 3 ────┬─left─┐┌ chunk 2 ─┐┌ chunk 1 ─┬─left─┐ hole  kernels  context
-//!        │ 40 MiB      │24 MiB││ 32 MiB   ││ 22 MiB   │10 MiB│      ░░░░░░░░░░░▒▒▒▒▒▒▒
+//!   low                                                                        high
+//!    ... ┌ chunk 3 ────┬─left─┐┌ chunk 2 ─┐┌ chunk 1 ─┬─left─┐ hole kernels context
+//!        │ 40 MiB      │24 MiB││ 32 MiB   ││ 22 MiB   │10 MiB│      ░░░░░░░ ▒▒▒▒▒▒▒
 //!        └─────────────┴──────┘└──────────┘└──────────┴──────┘
 //!   new chunks go below everything, in multiples of 32 MiB ◄──
 //! ```
 //!
 //! - A range goes into a *leftover* of the newest chunk that has one of its size, to the lowest of
-//!   that chunk. If there is none, a new chunk is made: its size rounded up to 32 MiB, at the end of
-//!   the highest *hole* that holds it, else below everything. A chunk that is wholly free becomes a
-//!   hole; adjacent holes join, adjacent leftovers of a chunk too.
+//!   that chunk. If there is none, a new chunk is made: its size rounded up to 32 MiB, at the end
+//!   of the highest *hole* that holds it, else below everything. A chunk that is wholly free
+//!   becomes a hole; adjacent holes join, adjacent leftovers of a chunk too.
 //! - A fresh *context* leaves 2 MiB at the end of its lowest chunk and 22 MiB in its highest, from
 //!   8 MiB above its start: the two oldest leftovers.
-//! - Below it 12 chunks are in use until the program launches its *first kernel*, when their code has
-//!   gone through; the driver keeps 2 of them. The rest joins the context's lowest chunk. If nobody
-//!   took the 2 MiB there, all of it is free and becomes a hole, filled from above; else they are
-//!   leftovers, filled from below.
-//! - The *host* builds weights and drops each one's copy when it is loaded, and the driver takes its
-//!   chunks from the same addresses. The copies' ranges are used up by what is loaded later, all but
-//!   the last: it leaves a hole. Among other copies it joins what they left, and measured holes have
-//!   room for chunks of its size; one that is larger than all before stood alone, and holds only
-//!   the whole chunks inside it. (The second case was seen in the two pipeline jobs only.)
+//! - Below it 12 chunks are in use until the program launches its *first kernel*, when their code
+//!   has gone through; the driver keeps 2 of them. The rest joins the context's lowest chunk. If
+//!   nobody took the 2 MiB there, all of it is free and becomes a hole, filled from above; else
+//!   they are leftovers, filled from below.
+//! - The *host* builds weights and drops each one's copy when it is loaded, and the driver takes
+//!   its chunks from the same addresses. The copies' ranges are used up by what is loaded later,
+//!   all but the last: it leaves a hole. Among other copies it joins what they left, and has room
+//!   for chunks of its size; one that is larger than all before stood alone, and holds only the
+//!   whole chunks inside it. (The second case was seen in the two pipeline jobs only.)
 //!
 //! The last two points need to know where loading ends, which no driver sees: the engine tells
 //! ([`Addresses::load_kernels`]), for programs that load something and keep it. For others the
 //! first point is the whole model.
 //!
-//! How well it fits: 25 recordings without releases show 1,471 ranges that went into a leftover; 975
-//! are explained by the newest and by the lowest alike, 75 by the newest only, 12 by the lowest only,
-//! and most of the others follow on pieces that the driver takes for itself. With it
-//! `fraglab verify --predict` finds every segment event of 36 of 38 H200 recordings with ordinary
-//! segments (`reports/prediction.md`). Not modelled: such pieces, what other libraries take, how the
-//! host's copies lie among each other. Absolute addresses differ from process to process and mean
-//! nothing here.
+//! How well it fits: 25 recordings without releases show 1,471 ranges that went into a leftover;
+//! 975 are explained by the newest and by the lowest alike, 75 by the newest only, 12 by the lowest
+//! only, and most of the others follow on pieces that the driver takes for itself. With it
+//! `fraglab verify --predict` finds every segment event of 52 of 54 recordings of that card
+//! (`reports/prediction.md`). Not modelled: such pieces, what other libraries take, how the host's
+//! copies lie among each other. Absolute addresses differ from process to process and mean nothing
+//! here.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -124,9 +124,9 @@ impl Addresses {
         Addresses::with(Policy::Chunks(Chunks::below_context(TOP)))
     }
 
-    /// A driver that might be: seed 1 is [`Self::descending`], 2 is [`Self::ascending`]; every other
+    /// A driver that might be: seed 1 is [`Self::descending`], 2 is [`Self::ascending`]; any other
     /// seed deals the ranges out to 2 to 9 lanes at random, each with chunks of its own as in
-    /// [`Self::chunks`], in half of the lanes upside down. The same for the same seed.
+    /// [`Self::chunks`], some of them upside down. The same for the same seed.
     pub fn seeded(seed: u64) -> Addresses {
         match seed {
             1 => Addresses::descending(),
