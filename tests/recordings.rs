@@ -135,9 +135,9 @@ fn a_run_reserves_what_the_recorded_allocator_reserved() {
 /// Jobs that were recorded with and without expandable segments: each recording, replayed with the
 /// other's settings, reserves what the other run reserved.
 ///
-/// The DeepSpeed pair is the exception: in steps 2 and 3 of the ordinary run deferred frees ended
-/// later on the GPU than in the other, whatever the allocator (active peaks of 6.9 and 9.8 GB in
-/// the last backward pass), and no trace tells when those of another run end.
+/// The DeepSpeed pair is the exception: in steps 2 and 3 deferred frees ended at other times on the
+/// GPU, whatever the allocator, and no trace tells when those of another run end
+/// (`reports/expandable.md`).
 #[test]
 fn expandable_segments_are_predicted_from_runs_without_them_and_back() {
     let Some(dir) = shared_dir() else { return };

@@ -209,7 +209,7 @@ fn kind_of(set: u32) -> Kind {
 /// What `fraglab list` says about the parameters.
 pub(super) fn parameter_help() -> Vec<(&'static str, &'static str)> {
     let mut help = config::KEYS.to_vec();
-    help.push(("torch", "version whose rules apply; 2.11"));
+    help.push(("torch", "release whose rules apply, as far as known: 2.11, the default, is exact"));
     help.push(("research_after_flush", "true: look for a free block again after a flush"));
     help
 }
@@ -779,6 +779,9 @@ impl Allocator for Caching {
 
     fn params(&self) -> Vec<(String, String)> {
         let mut params = self.config.params();
+        if self.config.version != TorchVersion::REFERENCE {
+            params.push(("torch".to_owned(), self.config.version.to_string()));
+        }
         if self.researches {
             params.push(("research_after_flush".to_owned(), "true".to_owned()));
         }

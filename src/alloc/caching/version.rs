@@ -30,7 +30,7 @@ const OLDER: [&str; 8] = [
 const NEWER: [&str; 4] = [
     "not established: the release in which each of these changed; none of it was run",
     "modelled: throw_on_cudamalloc_oom and pinned_free_catch_all are accepted, without effect",
-    "not modelled: free blocks may be searched once more after a flush",
+    "not modelled: a second search after a flush, unless research_after_flush=true asks for it",
     "not modelled: an interface that reserves memory ahead, and options that are not named here",
 ];
 
