@@ -5,6 +5,7 @@
 //! compares the same without taking anything from what that allocator did.
 mod clock;
 mod completions;
+mod loading;
 mod predict;
 mod replay;
 mod result;

@@ -6,6 +6,7 @@ use rayon::prelude::*;
 
 use super::clock::program_times;
 use super::completions::Completions;
+use super::loading::Loading;
 use super::result::{
     AddressSpread, AllocatorSummary, DeviceSummary, FinalLevels, Outcome, RunResult,
     SCHEMA_VERSION, SimulatedTime, StartSummary, Status, TraceSummary, Wall,
@@ -13,13 +14,13 @@ use super::result::{
 use crate::alloc::registry::{self, Visitor};
 use crate::alloc::spec::{AllocSpec, SpecError};
 use crate::alloc::{Action, Allocator, BuildInputs, Env, Handle, LayoutBlock, Request};
-use crate::device::sim::addresses::{Addresses, HostCopy};
+use crate::device::sim::addresses::Addresses;
 use crate::device::{CostProfile, Counting, Device, Faulty, Sim};
 use crate::metrics::{
     DecisionRow, Decisions, NoSink, PeakTracker, Peaks, Shadow, Sink, Split, SplitAt, Timeline,
     TimelineRow, split,
 };
-use crate::trace::{AddressPolicy, Event, Op, StartLayout, StartState, Trace};
+use crate::trace::{AddressPolicy, Event, Op, StartBlock, StartLayout, StartState, Trace};
 use crate::units::{BlockId, Bytes, StreamId};
 
 /// How to run.
@@ -166,52 +167,6 @@ fn prepare<'a>(
     let loading = if trace.start.is_none() { Loading::of(trace) } else { None };
     let runner = Runner { trace, spec, options, observe, capacity_bytes, total_bytes, loading };
     (runner, inputs)
-}
-
-/// How a program begins that loads its weights before it computes.
-#[derive(Clone, Copy, Debug)]
-struct Loading {
-    /// Events until it computes.
-    events: usize,
-    /// The host's copy of the last block loaded that is a range of its own there.
-    last_copy: HostCopy,
-}
-
-/// Smaller requests come from the heap of the host.
-const HOST_HEAP_BYTES: u64 = 128 << 10;
-
-impl Loading {
-    /// A program computes from the alloc of the first block that is freed while the program still
-    /// allocates; what comes before stays. None if even its first block is freed.
-    fn of(trace: &Trace) -> Option<Loading> {
-        let allocs = || {
-            trace.events.iter().enumerate().filter_map(|(index, event)| match event.op {
-                Op::Alloc(block) => Some((index, block)),
-                _ => None,
-            })
-        };
-        let (last_alloc, _) = allocs().next_back()?;
-        let mut freed = vec![false; trace.blocks.len()];
-        for event in &trace.events[..last_alloc] {
-            if let Op::Free(block) | Op::Defer(block) = event.op {
-                freed[block.index()] = true;
-            }
-        }
-        let stays =
-            |(index, block): (usize, BlockId)| (!freed[block.index()]).then_some((index, block));
-        let mut last_copy = None;
-        let mut largest_bytes = 0;
-        let mut events = 0;
-        for (index, block) in allocs().map_while(stays) {
-            events = index + 1;
-            let size_bytes = trace.blocks[block.index()].size_bytes;
-            if size_bytes >= HOST_HEAP_BYTES {
-                last_copy = Some(HostCopy { size_bytes, alone: size_bytes > largest_bytes });
-                largest_bytes = largest_bytes.max(size_bytes);
-            }
-        }
-        last_copy.map(|last_copy| Loading { events, last_copy })
-    }
 }
 
 /// What an allocator may know of this trace.
@@ -785,26 +740,41 @@ impl<A: Allocator, S: Sink> Replay<A, SimDevice, S> {
             self.allocator.layout(&mut |block| layout.push(block));
             self.env.sink.start(&layout);
         }
-        for (index, (_, row)) in start.blocks_in_use().enumerate() {
-            let block = row.block;
-            let taken_over = handles.get(index).copied();
-            let handle = taken_over.unwrap_or_else(|| self.malloc(block));
-            let slot = &mut self.slots[block.index()];
-            slot.handle = handle;
-            if handle == Handle::NONE {
-                continue;
+        let mut handles = handles.iter().copied();
+        for (segment, rows) in start.iter() {
+            // Blocks that are asked for go where they were.
+            let pool = segment.pool.some().filter(|_| matches!(started, Started::Asked));
+            if let Some(pool) = pool {
+                self.allocator.pool_enter(&mut self.env, pool);
             }
-            if row.state == StartState::Live {
-                self.requested_bytes += slot.size_bytes;
-            } else {
-                let blocks = self.slots.len();
-                self.env.completions.defer(block, handle, blocks);
-                if taken_over.is_none() {
-                    self.allocator.defer(&mut self.env, handle);
-                }
+            for row in rows.iter().filter(|row| row.state != StartState::Free) {
+                self.start_block(row, handles.next());
             }
-            self.peaks.observe(0, self.requested_bytes, self.allocator.levels());
+            if let Some(pool) = pool {
+                self.allocator.pool_leave(&mut self.env, pool);
+            }
         }
+    }
+
+    /// Begins with one block: taken over, or asked for.
+    fn start_block(&mut self, row: &StartBlock, taken_over: Option<Handle>) {
+        let block = row.block;
+        let handle = taken_over.unwrap_or_else(|| self.malloc(block));
+        let slot = &mut self.slots[block.index()];
+        slot.handle = handle;
+        if handle == Handle::NONE {
+            return;
+        }
+        if row.state == StartState::Live {
+            self.requested_bytes += slot.size_bytes;
+        } else {
+            let blocks = self.slots.len();
+            self.env.completions.defer(block, handle, blocks);
+            if taken_over.is_none() {
+                self.allocator.defer(&mut self.env, handle);
+            }
+        }
+        self.peaks.observe(0, self.requested_bytes, self.allocator.levels());
     }
 
     /// Takes the next events, the first of which has the index `first`. Gives whether it ended
