@@ -692,7 +692,7 @@ impl Allocator for Caching {
         if E::LOG {
             env.log(ladder::notice(ActionKind::EmptyCache, StreamId::NONE, 0));
         }
-        // With a private pool entered PyTorch stops at an assertion (spec 4.4).
+        // With a private pool entered nothing is waited for or released (spec 4.4, 6.3).
         if self.entered.is_empty() {
             self.flush(env);
         }
