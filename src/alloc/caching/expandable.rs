@@ -31,10 +31,13 @@ impl Caching {
                 candidate = free.after(candidate)?;
                 continue;
             }
+            let growable_bytes = self.growable_bytes(candidate);
+            // What follows is no smaller, so a block that cannot grow is not passed over.
+            if growable_bytes == candidate.size_bytes {
+                break;
+            }
             match free.after(candidate) {
-                Some(next) if self.growable_bytes(next) < self.growable_bytes(candidate) => {
-                    candidate = next;
-                }
+                Some(next) if self.growable_bytes(next) < growable_bytes => candidate = next,
                 _ => break,
             }
         }
