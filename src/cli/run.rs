@@ -60,9 +60,10 @@ Ties between free blocks of equal size go to the lower address, and what address
 out differs from process to process. Policy 0 is the model of --addresses chunks, 1 descending, \
 2 ascending; each of the others deals the ranges out at random to 2 to 9 ranges of addresses, some \
 of which grow upwards, the same in every run. Tells the least and the largest reserved peak, and \
-how many policies end out of memory. JSON: address_spread {addresses_matter, seeds, \
-reserved_bytes_peak_min, reserved_bytes_peak_max, ooms_min, ooms_max, seeds_with_oom}. The answer \
-itself and the exit code stay those of the one policy asked for.";
+how many policies end out of memory. JSON: address_spread {addresses_matter, seeds, least and \
+largest of each peak as in reserved_bytes_peak_min and reserved_bytes_peak_max, ooms_min, \
+ooms_max, seeds_with_oom}. The answer itself and the exit code stay those of the one policy asked \
+for.";
 
 /// What was typed.
 #[derive(Debug, clap::Args)]

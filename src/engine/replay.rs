@@ -343,8 +343,8 @@ impl Runner<'_> {
         if seeds == 0 {
             return None;
         }
-        let figures = |run: &Replayed<A>| (run.peaks.reserved_bytes_peak, run.refusals);
-        let runs: Vec<(u64, u64)> = if A::ADDRESSES_MATTER {
+        let figures = |run: &Replayed<A>| (run.peaks, run.refusals);
+        let runs: Vec<(Peaks, u64)> = if A::ADDRESSES_MATTER {
             let cells: Vec<(u64, A)> = (0..seeds).map(|seed| (seed, allocator.clone())).collect();
             let runs = cells.into_par_iter().map(|(seed, allocator)| {
                 let addresses = match seed {
@@ -357,23 +357,31 @@ impl Runner<'_> {
         } else {
             vec![figures(run)]
         };
-        let (peaks, ooms): (Vec<u64>, Vec<u64>) = runs.into_iter().unzip();
-        let min = |values: &[u64]| values.iter().copied().min().unwrap_or(0);
-        let max = |values: &[u64]| values.iter().copied().max().unwrap_or(0);
+        let range = |figure: fn(&(Peaks, u64)) -> u64| {
+            let figures = runs.iter().map(figure);
+            (figures.clone().min().unwrap_or(0), figures.max().unwrap_or(0))
+        };
+        let (allocated_bytes_peak_min, allocated_bytes_peak_max) =
+            range(|(peaks, _)| peaks.allocated_bytes_peak);
+        let (active_bytes_peak_min, active_bytes_peak_max) =
+            range(|(peaks, _)| peaks.active_bytes_peak);
+        let (reserved_bytes_peak_min, reserved_bytes_peak_max) =
+            range(|(peaks, _)| peaks.reserved_bytes_peak);
+        let (ooms_min, ooms_max) = range(|&(_, ooms)| ooms);
+        let with_oom = runs.iter().filter(|(_, ooms)| *ooms > 0).count() as u64;
         Some(AddressSpread {
             addresses_matter: A::ADDRESSES_MATTER,
             seeds,
-            reserved_bytes_peak_min: min(&peaks),
-            reserved_bytes_peak_max: max(&peaks),
-            ooms_min: min(&ooms),
-            ooms_max: max(&ooms),
-            seeds_with_oom: if A::ADDRESSES_MATTER {
-                ooms.iter().filter(|&&ooms| ooms > 0).count() as u64
-            } else if max(&ooms) > 0 {
-                seeds
-            } else {
-                0
-            },
+            allocated_bytes_peak_min,
+            allocated_bytes_peak_max,
+            active_bytes_peak_min,
+            active_bytes_peak_max,
+            reserved_bytes_peak_min,
+            reserved_bytes_peak_max,
+            ooms_min,
+            ooms_max,
+            // Where addresses do not matter, one run stands for all.
+            seeds_with_oom: if A::ADDRESSES_MATTER { with_oom } else { with_oom * seeds },
         })
     }
 

@@ -152,6 +152,14 @@ pub struct AddressSpread {
     pub addresses_matter: bool,
     /// Number of policies.
     pub seeds: u64,
+    /// Smallest allocated peak in bytes.
+    pub allocated_bytes_peak_min: u64,
+    /// Largest allocated peak in bytes.
+    pub allocated_bytes_peak_max: u64,
+    /// Smallest active peak in bytes.
+    pub active_bytes_peak_min: u64,
+    /// Largest active peak in bytes.
+    pub active_bytes_peak_max: u64,
     /// Smallest reserved peak in bytes.
     pub reserved_bytes_peak_min: u64,
     /// Largest reserved peak in bytes.
