@@ -389,13 +389,12 @@ impl Runner<'_> {
         }
         let figures = |run: &Replayed<A>| (run.peaks.reserved_bytes_peak, run.refusals);
         let runs: Vec<(u64, u64)> = if A::ADDRESSES_MATTER {
-            let cells: Vec<(u64, A)> = (0..seeds).map(|seed| (seed, allocator.clone())).collect();
-            let runs = cells.into_par_iter().map(|(seed, allocator)| {
+            let runs = (0..seeds).into_par_iter().map_with(allocator, |allocator, seed| {
                 let addresses = match seed {
                     0 => self.driver_model(),
                     _ => Addresses::seeded(seed),
                 };
-                figures(&self.replay_on(self.sim_with(addresses), allocator, NoSink).0)
+                figures(&self.replay_on(self.sim_with(addresses), allocator.clone(), NoSink).0)
             });
             runs.collect()
         } else {
@@ -557,7 +556,7 @@ impl Runner<'_> {
             if let Op::Mark(mark) = self.trace.events[index].op {
                 phase = Some(mark.0);
             }
-            row.time_ns += program_ns[index];
+            row.time_ns = row.time_ns.saturating_add(program_ns[index]);
             row.phase = phase;
         }
         rows
@@ -683,7 +682,7 @@ impl Runner<'_> {
         SimulatedTime {
             allocator_device_ns,
             recorded_ns: last - first,
-            simulated_ns: program_ns + allocator_device_ns,
+            simulated_ns: program_ns.saturating_add(allocator_device_ns),
         }
     }
 }
