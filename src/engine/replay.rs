@@ -774,18 +774,20 @@ impl<A: Allocator, S: Sink> Replay<A, SimDevice, S> {
 
     /// Begins with the blocks that were in use when the history begins.
     fn start(&mut self, start: &StartLayout, started: &Started) {
-        let handles: &[Handle] = match started {
-            Started::TakenOver(handles) => handles,
-            Started::Empty | Started::Asked => &[],
+        let handles = match started {
+            Started::TakenOver(handles) => Some(handles),
+            Started::Empty | Started::Asked => None,
         };
-        if S::LOG && !handles.is_empty() {
+        if S::LOG && handles.is_some() {
             let mut layout = Vec::new();
             self.allocator.layout(&mut |block| layout.push(block));
             self.env.sink.start(&layout);
         }
+        // What was taken over may hold memory without any block in use.
+        self.peaks.observe(0, self.requested_bytes, self.allocator.levels());
         for (index, (_, row)) in start.blocks_in_use().enumerate() {
             let block = row.block;
-            let taken_over = handles.get(index).copied();
+            let taken_over = handles.and_then(|handles| handles.get(index)).copied();
             let handle = taken_over.unwrap_or_else(|| self.malloc(block));
             let slot = &mut self.slots[block.index()];
             slot.handle = handle;
