@@ -14,4 +14,5 @@ mod model;
 mod predict;
 mod readme;
 mod recordings;
+mod starts;
 mod trace_files;

@@ -63,6 +63,10 @@ impl Completions {
             return Some(handle);
         }
         let states = &self.states;
+        let is_stale = |&(block, _): &(BlockId, Handle)| states[block.index()] != State::Waiting;
+        while self.waiting.front().is_some_and(is_stale) {
+            self.waiting.pop_front();
+        }
         let at = self.waiting.iter().position(|&(block, handle)| {
             states[block.index()] == State::Waiting && wanted(handle)
         })?;

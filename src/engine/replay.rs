@@ -345,13 +345,12 @@ impl Runner<'_> {
         }
         let figures = |run: &Replayed<A>| (run.peaks, run.refusals);
         let runs: Vec<(Peaks, u64)> = if A::ADDRESSES_MATTER {
-            let cells: Vec<(u64, A)> = (0..seeds).map(|seed| (seed, allocator.clone())).collect();
-            let runs = cells.into_par_iter().map(|(seed, allocator)| {
+            let runs = (0..seeds).into_par_iter().map_with(allocator, |allocator, seed| {
                 let addresses = match seed {
                     0 => self.driver_model(),
                     _ => Addresses::seeded(seed),
                 };
-                figures(&self.replay_on(self.sim_with(addresses), allocator, NoSink).0)
+                figures(&self.replay_on(self.sim_with(addresses), allocator.clone(), NoSink).0)
             });
             runs.collect()
         } else {
@@ -521,7 +520,7 @@ impl Runner<'_> {
             if let Op::Mark(mark) = self.trace.events[index].op {
                 phase = Some(mark.0);
             }
-            row.time_ns += program_ns[index];
+            row.time_ns = row.time_ns.saturating_add(program_ns[index]);
             row.phase = phase;
         }
         rows
@@ -647,7 +646,7 @@ impl Runner<'_> {
         SimulatedTime {
             allocator_device_ns,
             recorded_ns: last - first,
-            simulated_ns: program_ns + allocator_device_ns,
+            simulated_ns: program_ns.saturating_add(allocator_device_ns),
         }
     }
 }
@@ -739,16 +738,18 @@ impl<A: Allocator, S: Sink> Replay<A, SimDevice, S> {
 
     /// Begins with the blocks that were in use when the history begins.
     fn start(&mut self, start: &StartLayout, started: &Started) {
-        let handles: &[Handle] = match started {
-            Started::TakenOver(handles) => handles,
-            Started::Empty | Started::Asked => &[],
+        let handles = match started {
+            Started::TakenOver(handles) => Some(handles),
+            Started::Empty | Started::Asked => None,
         };
-        if S::LOG && !handles.is_empty() {
+        if S::LOG && handles.is_some() {
             let mut layout = Vec::new();
             self.allocator.layout(&mut |block| layout.push(block));
             self.env.sink.start(&layout);
         }
-        let mut handles = handles.iter().copied();
+        // What was taken over may hold memory without any block in use.
+        self.peaks.observe(0, self.requested_bytes, self.allocator.levels());
+        let mut handles = handles.into_iter().flatten().copied();
         for (segment, rows) in start.iter() {
             // Blocks that are asked for go where they were.
             let pool = segment.pool.some().filter(|_| matches!(started, Started::Asked));

@@ -574,6 +574,9 @@ struct Script<'a> {
     mismatch: Option<Difference>,
 }
 
+/// More reservations than this at once do not fit in an address space.
+const RESERVATIONS_MAX: usize = 1024;
+
 /// The device of a recording: gives what the recording shows next, else refuses.
 #[derive(Clone)]
 struct Refuser<'a> {
@@ -587,8 +590,10 @@ struct Refuser<'a> {
     sizes: BTreeMap<u64, u64>,
     /// Reserved ranges: base → size.
     reservations: BTreeMap<u64, u64>,
-    /// Pieces of memory and unseen reservations so far.
-    made: u64,
+    /// Pieces of memory so far.
+    pieces: u64,
+    /// Reservations so far that never get memory.
+    unseen: u64,
     /// Refusals although the device had room.
     unexplained: u64,
 }
@@ -700,7 +705,8 @@ impl<'a> Refuser<'a> {
             held_bytes: 0,
             sizes: BTreeMap::new(),
             reservations: BTreeMap::new(),
-            made: 0,
+            pieces: 0,
+            unseen: 0,
             unexplained: 0,
         }
     }
@@ -751,9 +757,12 @@ impl<'a> Refuser<'a> {
                 && (entry.size_bytes == 2 * MIB) == small
                 && !reserved(entry.address)
         });
+        if let Some(entry) = first {
+            return entry.address;
+        }
         // One that never gets memory lies where it disturbs nobody.
-        self.made += 1;
-        first.map_or_else(|| (1 << 62) + (self.made << 44), |entry| entry.address)
+        self.unseen += 1;
+        (1 << 62) + (self.unseen << 44)
     }
 }
 
@@ -761,7 +770,7 @@ impl Device for Refuser<'_> {
     fn malloc(&mut self, size_bytes: u64) -> Result<u64, DeviceError> {
         let entry = self.next(EntryKind::SegmentAlloc);
         if let Some(entry) = entry.filter(|entry| entry.size_bytes == size_bytes) {
-            self.held_bytes += size_bytes;
+            self.held_bytes = self.held_bytes.saturating_add(size_bytes);
             self.sizes.insert(entry.address, size_bytes);
             return Ok(entry.address);
         }
@@ -772,11 +781,14 @@ impl Device for Refuser<'_> {
         let Some(size_bytes) = self.sizes.remove(&address) else {
             return Err(DeviceError::Invalid { call: DeviceCall::Free, address, size_bytes: 0 });
         };
-        self.held_bytes -= size_bytes;
+        self.held_bytes = self.held_bytes.saturating_sub(size_bytes);
         Ok(size_bytes)
     }
 
     fn address_reserve(&mut self, size_bytes: u64) -> Result<u64, DeviceError> {
+        if self.reservations.len() >= RESERVATIONS_MAX {
+            return Err(DeviceError::OutOfAddresses { requested_bytes: size_bytes });
+        }
         let base = self.reservation_base();
         self.reservations.insert(base, size_bytes);
         Ok(base)
@@ -791,8 +803,8 @@ impl Device for Refuser<'_> {
         if self.next(EntryKind::SegmentMap).is_none() {
             return Err(self.refuse(DeviceCall::Create, size_bytes));
         }
-        self.made += 1;
-        Ok(PhysicalHandle(self.made))
+        self.pieces += 1;
+        Ok(PhysicalHandle(self.pieces))
     }
 
     // Memory is counted by the recorded maps, so nothing else needs books.

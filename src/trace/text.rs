@@ -383,6 +383,8 @@ struct Parser {
     phases: HashMap<String, u32>,
     modules: HashMap<String, u32>,
     settings: HashMap<String, u32>,
+    /// Index into the pools of the trace.
+    pools: HashMap<String, usize>,
     streams: HashMap<u64, StreamId>,
     transfers: HashMap<(u64, bool), TransferId>,
     /// Header words seen, with their lines.
@@ -716,7 +718,7 @@ impl Parser {
     fn pool(&mut self, line: u32, args: &mut Args<'_, '_>) -> Result<(), Wrong> {
         let action = args.require("enter, leave or delete")?;
         let name = args.require("the name of a pool")?;
-        let known = self.trace.pools.iter().position(|pool| pool.name == name.text);
+        let known = self.pools.get(&*name.text).copied();
         let op = match &*action.text {
             "enter" => Op::PoolEnter,
             "leave" => Op::PoolLeave,
@@ -770,8 +772,10 @@ impl Parser {
             told_at.get_or_insert(option.at);
         }
         let Some(index) = known else {
+            let index = self.trace.pools.len();
+            self.pools.insert(pool.name.clone(), index);
             self.trace.pools.push(pool);
-            return Ok(self.trace.pools.len() - 1);
+            return Ok(index);
         };
         match told_at {
             Some(at) if self.trace.pools[index] != pool => Err(Wrong::new(

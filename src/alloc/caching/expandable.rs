@@ -15,8 +15,12 @@ use super::free_set::Entry;
 use super::stats::{Kind, SMALL};
 use super::{Block, Caching, NONE, SMALL_SEGMENT_BYTES, Segment, State, kind_of};
 use crate::alloc::{Action, ActionKind, Env};
-use crate::device::{Device, PhysicalHandle};
+use crate::device::{Device, GRANULARITY_BYTES, PhysicalHandle};
 use crate::units::BlockId;
+
+/// Most pages mapped at once: 8 TiB of the smallest. No device has as many, and the books of more
+/// would fill this machine's memory.
+pub(super) const PAGES_MAX: u64 = 1 << 22;
 
 impl Caching {
     /// The block to take in place of a first fit that lies in a reservation (spec 3.4 step 2).
@@ -117,6 +121,13 @@ impl Caching {
     /// Reserves addresses; one unmapped block spans them.
     fn reserve<E: Env>(&mut self, env: &mut E, set: u32) -> Option<u32> {
         let page_bytes = self.page_bytes(kind_of(set));
+        if !page_bytes.is_multiple_of(GRANULARITY_BYTES) {
+            self.fail(
+                "with expandable_segments, large_segment_size_mb is the size of a page, and the \
+                 driver has none of an odd number of MiB: PyTorch stops with an error",
+            );
+            return None;
+        }
         let size_bytes = self.reservation_bytes(page_bytes);
         let address = env.device().address_reserve(size_bytes).ok()?;
         Some(self.new_reservation(address, size_bytes, set, page_bytes))
@@ -168,7 +179,7 @@ impl Caching {
             merged = self.join_next(prev);
         }
         self.put_in(merged);
-        self.reserved_bytes += mapped_bytes;
+        self.gain(set, mapped_bytes);
         self.stats.mapped(kind, mapped_bytes);
         if E::LOG {
             env.log(self.pages_action(ActionKind::SegmentMap, segment, set, address, mapped_bytes));
@@ -176,7 +187,8 @@ impl Caching {
         Some(merged)
     }
 
-    /// Memory for pages: created one by one, mapped, made accessible. All or nothing.
+    /// Memory for pages: created one by one, mapped, made accessible. All or nothing, and nothing
+    /// beyond [`PAGES_MAX`].
     fn map_pages<E: Env>(
         &mut self,
         env: &mut E,
@@ -184,6 +196,9 @@ impl Caching {
         size_bytes: u64,
         page_bytes: u64,
     ) -> Option<()> {
+        if size_bytes / page_bytes > PAGES_MAX.saturating_sub(self.pages.len() as u64) {
+            return None;
+        }
         let device = env.device();
         let mut handles: Vec<PhysicalHandle> = Vec::new();
         let created = (0..size_bytes / page_bytes)
@@ -238,7 +253,7 @@ impl Caching {
         }
         self.blocks[middle as usize].state = State::Unmapped;
         middle = self.merge_unmapped(middle);
-        self.reserved_bytes -= unmapped_bytes;
+        self.lose(set, unmapped_bytes);
         self.stats.unmapped(kind, unmapped_bytes);
         if E::LOG {
             let kind = ActionKind::SegmentUnmap;

@@ -154,7 +154,7 @@ impl Caching {
             page_bytes: 0,
             first: at,
         });
-        self.reserved_bytes += segment_bytes;
+        self.gain(set, segment_bytes);
         self.stats.segment(kind, 1, segment_bytes);
         if segment_bytes >= self.config.max_split_size_bytes {
             self.stats.oversize_segments.change(1);
@@ -188,7 +188,7 @@ impl Caching {
         self.free[block.set as usize].remove(block.entry(at));
         self.spare.push(at);
         self.segments[block.segment as usize].first = NONE;
-        self.reserved_bytes -= block.size_bytes;
+        self.lose(block.set, block.size_bytes);
         self.stats.segment(kind_of(block.set), -1, block.size_bytes);
         if block.size_bytes >= self.config.max_split_size_bytes {
             self.stats.oversize_segments.change(-1);
@@ -297,10 +297,8 @@ impl Caching {
         }
         self.release_pool(env, 0, LARGE);
         self.release_pool(env, 0, SMALL);
-        for at in 0..self.freeable.len() {
-            let pool = self.freeable[at];
-            let sets = self.pool_sets(pool);
-            self.release_private(env, sets);
+        for pool in std::mem::take(&mut self.freeable) {
+            self.release_deleted(env, pool);
         }
     }
 

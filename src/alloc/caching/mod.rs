@@ -67,6 +67,9 @@ const LARGE_REMAINDER_BYTES: u64 = MIB;
 /// The largest request (spec 1).
 const LARGEST_REQUEST_BYTES: u64 = (1 << 60) - 1;
 
+/// Most pairs of a private pool and a stream, each of which has free sets: no process has as many.
+const POOL_STREAMS_MAX: usize = 1 << 19;
+
 /// No block.
 const NONE: u32 = u32::MAX;
 
@@ -167,13 +170,15 @@ pub struct Caching {
     stats: Stats,
     /// Private pools, by [`PoolId`].
     pools: Vec<PrivatePool>,
+    /// Private pools that have free sets, in the order of these.
+    pools_with_sets: Vec<PoolId>,
     /// Private pools entered, the innermost last.
     entered: Vec<PoolId>,
     /// Free set of the first stream in the innermost pool entered; 0 for the default pools.
     route: u32,
     /// Pools that requests fall back on when the device refuses, in the order of their creation.
     overflow: Vec<PoolId>,
-    /// Deleted pools, whose memory goes back in a flush, in the order of their deletion.
+    /// Deleted pools that hold memory, which goes back in a flush, in the order of their deletion.
     freeable: Vec<PoolId>,
     /// What a reservation is made for: total memory of the device in bytes.
     device_total_bytes: u64,
@@ -308,6 +313,14 @@ impl Caching {
         let mut streams: Vec<StreamId> =
             (0..inputs.stream_handles.len() as u32).map(StreamId).collect();
         streams.sort_by_key(|stream| inputs.stream_handles[stream.index()]);
+        if inputs.pools.len().saturating_mul(streams.len()) > POOL_STREAMS_MAX {
+            let (pools, streams) = (inputs.pools.len(), streams.len());
+            let message = format!(
+                "{pools} private pools for {streams} streams each are more than the \
+                 {POOL_STREAMS_MAX} pairs that this allocator keeps apart"
+            );
+            return Err(SpecError::Value { allocator, message });
+        }
         let limit_bytes = inputs.limit_bytes.or(fraction_limit).or(inputs.recorded_limit_bytes);
         let recorded =
             Config::parse_for(version, inputs.recorded_settings.as_deref().unwrap_or_default());
@@ -330,6 +343,7 @@ impl Caching {
             reserved_bytes: 0,
             stats: Stats::default(),
             pools: inputs.pools.iter().map(PrivatePool::new).collect(),
+            pools_with_sets: Vec::new(),
             entered: Vec::new(),
             route: 0,
             overflow: Vec::new(),

@@ -33,6 +33,8 @@ pub(super) struct PrivatePool {
     use_on_oom: bool,
     /// Where its free sets begin, once it was entered.
     sets: Option<u32>,
+    /// Device memory in it.
+    reserved_bytes: u64,
 }
 
 impl PrivatePool {
@@ -42,6 +44,7 @@ impl PrivatePool {
             no_split: pool.no_split,
             use_on_oom: pool.use_on_oom,
             sets: None,
+            reserved_bytes: 0,
         }
     }
 }
@@ -56,10 +59,33 @@ impl Caching {
             return sets;
         }
         pool.sets = Some(begin as u32);
+        self.pools_with_sets.push(id);
         self.special = true;
         self.free.resize(end, FreeSet::default());
         self.unmapped.resize(end, BTreeMap::new());
         begin as u32
+    }
+
+    /// The private pool that a set belongs to; nothing for the default pools.
+    fn private_pool(&self, set: u32) -> Option<PoolId> {
+        let nth = (set / self.sets_per_pool()).checked_sub(1)?;
+        self.pools_with_sets.get(nth as usize).copied()
+    }
+
+    /// Counts memory that the device gave.
+    pub(super) fn gain(&mut self, set: u32, size_bytes: u64) {
+        self.reserved_bytes += size_bytes;
+        if let Some(pool) = self.private_pool(set) {
+            self.pools[pool.index()].reserved_bytes += size_bytes;
+        }
+    }
+
+    /// Counts memory that the device took back.
+    pub(super) fn lose(&mut self, set: u32, size_bytes: u64) {
+        self.reserved_bytes -= size_bytes;
+        if let Some(pool) = self.private_pool(set) {
+            self.pools[pool.index()].reserved_bytes -= size_bytes;
+        }
     }
 
     /// Sends requests to a pool.
@@ -89,14 +115,14 @@ impl Caching {
     pub(super) fn delete<E: Env>(&mut self, env: &mut E, id: PoolId) {
         let sets = self.pool_sets(id);
         self.overflow.retain(|&pool| pool != id);
-        if !self.freeable.contains(&id) {
-            self.freeable.push(id);
-        }
+        self.freeable.retain(|&pool| pool != id);
         if self.pools[id.index()].kind == PoolKind::Capture {
+            self.note_freeable(id);
             return;
         }
         if !self.entered.is_empty() {
             self.fail("a MemPool is deleted while another pool is entered, which aborts PyTorch");
+            self.note_freeable(id);
             return;
         }
         self.stats.num_sync_all_streams += 1;
@@ -108,22 +134,27 @@ impl Caching {
             let Some(handle) = env.wait_completed_of(&mut wanted) else { break };
             self.complete_deferred(env, handle);
         }
-        self.release_private(env, sets);
+        self.release_deleted(env, id);
     }
 
-    /// Returns what a private pool can return: the small pool first, unlike the default ones.
-    pub(super) fn release_private<E: Env>(&mut self, env: &mut E, sets: u32) {
+    /// Returns what a deleted pool can return: the small pool first, unlike the default ones.
+    /// Remembers the pool if something stays.
+    pub(super) fn release_deleted<E: Env>(&mut self, env: &mut E, id: PoolId) {
+        let sets = self.pool_sets(id);
         self.release_pool(env, sets, SMALL);
         self.release_pool(env, sets, LARGE);
+        self.note_freeable(id);
+    }
+
+    fn note_freeable(&mut self, id: PoolId) {
+        if self.pools[id.index()].reserved_bytes > 0 {
+            self.freeable.push(id);
+        }
     }
 
     /// Whether a set belongs to a pool whose blocks are whole segments.
     pub(super) fn never_splits(&self, set: u32) -> bool {
-        let sets_per_pool = self.sets_per_pool();
-        set >= sets_per_pool
-            && self.pools.iter().any(|pool| {
-                pool.no_split && pool.sets.is_some_and(|sets| set - set % sets_per_pool == sets)
-            })
+        self.private_pool(set).is_some_and(|pool| self.pools[pool.index()].no_split)
     }
 
     /// A block of a pool that others may take from when the device refuses (spec 3.3 step 6). Only

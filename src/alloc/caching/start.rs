@@ -12,6 +12,7 @@
 
 use std::collections::BTreeMap;
 
+use super::expandable::PAGES_MAX;
 use super::stats::{Kind, LARGE, SMALL};
 use super::{Block, Caching, NONE, Segment, State, set_of};
 use crate::alloc::Handle;
@@ -36,7 +37,7 @@ impl Caching {
                 None => self.start_segment(row, set, kind),
                 Some(base) => self.start_run(row, set, kind, base, *reservations.get(&base)?)?,
             };
-            self.reserved_bytes += row.size_bytes;
+            self.gain(set, row.size_bytes);
             self.start_blocks(at, of_segment, blocks, &mut handles);
         }
         // These count what this allocator asks for.
@@ -45,16 +46,24 @@ impl Caching {
     }
 
     /// Size of every reservation by its base: as one made now, but for at least all runs and up to
-    /// the next. Nothing if a run does not consist of whole pages.
+    /// what lies above. Nothing if a run does not consist of whole pages, if there are too many of
+    /// these, or if something else lies between two runs.
     fn reservations_of(&self, start: &StartLayout) -> Option<BTreeMap<u64, u64>> {
         // Base → bytes that a reservation made now would have, bytes up to its last page, page.
         let mut sizes: BTreeMap<u64, (u64, u64, u64)> = BTreeMap::new();
+        // Ordinary segments: address → end.
+        let mut ordinary: BTreeMap<u64, u64> = BTreeMap::new();
+        let mut pages = 0;
         for row in &start.segments {
-            let Some(base) = row.reservation else { continue };
+            let Some(base) = row.reservation else {
+                ordinary.insert(row.address, row.address.checked_add(row.size_bytes)?);
+                continue;
+            };
             let page_bytes = self.page_bytes(if row.large { LARGE } else { SMALL });
             let offset_bytes = row.address.checked_sub(base)?;
             let whole = |bytes: u64| bytes.is_multiple_of(page_bytes);
-            if !whole(offset_bytes) || !whole(row.size_bytes) {
+            pages += row.size_bytes / page_bytes;
+            if !whole(offset_bytes) || !whole(row.size_bytes) || pages > PAGES_MAX {
                 return None;
             }
             let end_bytes = offset_bytes.checked_add(row.size_bytes)?;
@@ -65,10 +74,13 @@ impl Caching {
         // Where the first pages were never seen, a base lies too high, and its end would too.
         let nexts = sizes.keys().skip(1).copied().chain([u64::MAX]);
         let fitted = sizes.iter().zip(nexts).map(|((&base, &(usual, used, page)), next)| {
-            let room_bytes = (next - base) - (next - base) % page;
-            (base, usual.min(room_bytes).max(used))
+            let above =
+                ordinary.range(base..).next().map_or(next, |(&address, _)| address.min(next));
+            let clear = ordinary.range(..base).next_back().is_none_or(|(_, &end)| end <= base);
+            let room_bytes = (above - base) - (above - base) % page;
+            (clear && used <= room_bytes).then(|| (base, usual.max(used).min(room_bytes)))
         });
-        Some(fitted.collect())
+        fitted.collect()
     }
 
     fn start_segment(&mut self, row: StartSegment, set: u32, kind: Kind) -> u32 {

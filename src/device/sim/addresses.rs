@@ -69,6 +69,9 @@ const RESERVATION_BOTTOM: u64 = MALLOC_TOP;
 const RESERVATION_TOP: u64 = 1 << 63;
 /// All addresses that reservations may take together: 2^50 bytes.
 const RESERVATION_LIMIT_BYTES: u64 = 1 << 50;
+/// Addresses that a process needs at most, far more than a device has. A policy that descends goes
+/// below what was there before if it has so much room there, else it stays above.
+const ROOM_BYTES: u64 = 1 << 42;
 /// Mallocs are aligned to this when they share a 2 MiB unit.
 const SMALL_ALIGNMENT_BYTES: u64 = 512;
 
@@ -92,7 +95,7 @@ pub struct HostCopy {
 #[derive(Clone, Debug)]
 enum Policy {
     Ascending { next: u64 },
-    Descending { last: u64 },
+    Descending { last: u64, floor: u64 },
     Chunks(Chunks),
     Lanes(Lanes),
     Recorded(Recorded),
@@ -110,7 +113,7 @@ impl Addresses {
 
     /// Each range below all earlier ones; never reused.
     pub fn descending() -> Addresses {
-        Addresses::with(Policy::Descending { last: MALLOC_TOP })
+        Addresses::with(Policy::Descending { last: MALLOC_TOP, floor: 0 })
     }
 
     /// The driver model of the [module docs](self).
@@ -176,10 +179,11 @@ impl Addresses {
                     address
                 })
             }
-            Policy::Descending { last } => last.checked_sub(size_bytes).map(|start| {
-                *last = start - start % alignment(size_bytes);
-                *last
-            }),
+            Policy::Descending { last, floor } => {
+                let start = last.checked_sub(size_bytes);
+                let start = start.map(|start| start - start % alignment(size_bytes));
+                start.filter(|start| start >= floor).inspect(|&start| *last = start)
+            }
             Policy::Chunks(chunks) => chunks.take(size_bytes),
             Policy::Lanes(lanes) => lanes.take(size_bytes),
             Policy::Recorded(recorded) => recorded.take(size_bytes),
@@ -199,23 +203,36 @@ impl Addresses {
     }
 
     /// A range that was in use before this policy began: nothing is given out where it lies, now or
-    /// once it is free. Only before the first address is taken.
+    /// once it is free. Only before the first address is taken, and in ascending order.
     pub fn hold(&mut self, address: u64, size_bytes: u64) {
+        let end = address.saturating_add(size_bytes);
+        self.reserve_above(end);
         match &mut self.policy {
-            Policy::Ascending { next } => {
-                let end = address.saturating_add(size_bytes);
-                *next = (*next).max(end.next_multiple_of(GRANULARITY_BYTES));
+            Policy::Ascending { next } if address < MALLOC_TOP => {
+                *next = (*next).max(end.min(MALLOC_TOP).next_multiple_of(GRANULARITY_BYTES));
             }
-            Policy::Descending { last } => *last = (*last).min(address - address % CHUNK_BYTES),
-            Policy::Chunks(chunks) => chunks.stay_below(address),
-            Policy::Lanes(lanes) => lanes.stay_below(address),
+            Policy::Ascending { .. } => {}
+            Policy::Descending { last, floor } => {
+                (*last, *floor) = clear(*last, *floor, address, end)
+            }
+            Policy::Chunks(chunks) => chunks.keep_clear(address, end),
+            Policy::Lanes(lanes) => lanes.keep_clear(address, end),
             Policy::Recorded(recorded) => recorded.hold(address, size_bytes),
         }
     }
 
     /// A reservation that was there before.
-    pub fn hold_reservation(&mut self, size_bytes: u64) {
+    pub fn hold_reservation(&mut self, address: u64, size_bytes: u64) {
+        self.reserve_above(address.saturating_add(size_bytes));
         self.reserved_bytes = self.reserved_bytes.saturating_add(size_bytes);
+    }
+
+    /// Lets new reservations begin above an address.
+    fn reserve_above(&mut self, address: u64) {
+        if address > self.next_reservation {
+            let next = address.checked_next_multiple_of(GRANULARITY_BYTES);
+            self.next_reservation = next.unwrap_or(RESERVATION_TOP);
+        }
     }
 
     /// A range of addresses without memory.
@@ -249,9 +266,22 @@ fn alignment(size_bytes: u64) -> u64 {
     if size_bytes < 1 << 20 { SMALL_ALIGNMENT_BYTES } else { GRANULARITY_BYTES }
 }
 
+/// Where addresses that descend from `top` and end at `floor` go on beside a range that was there
+/// before, the highest so far.
+fn clear(top: u64, floor: u64, address: u64, end: u64) -> (u64, u64) {
+    let below = address - address % CHUNK_BYTES;
+    if below.saturating_sub(floor) >= ROOM_BYTES || below >= top {
+        (top.min(below), floor)
+    } else {
+        (top, end.checked_next_multiple_of(CHUNK_BYTES).unwrap_or(u64::MAX))
+    }
+}
+
 /// The driver model.
 #[derive(Clone, Debug)]
 struct Chunks {
+    /// Nothing is given out below.
+    floor: u64,
     /// Start of the lowest range that the process ever had.
     lowest: u64,
     /// Chunks in use: base → chunk.
@@ -283,6 +313,7 @@ impl Chunks {
     /// Chunks below `top`, a multiple of 32 MiB.
     fn below(top: u64) -> Chunks {
         Chunks {
+            floor: 0,
             lowest: top,
             chunks: BTreeMap::new(),
             leftovers: BTreeMap::new(),
@@ -328,15 +359,21 @@ impl Chunks {
         let rest = copy.size_bytes % CHUNK_BYTES;
         let inside = copy.size_bytes - rest;
         let size_bytes = if copy.alone || rest == 0 { inside } else { inside + CHUNK_BYTES };
-        if let Some(base) = self.lowest.checked_sub(size_bytes).filter(|_| size_bytes > 0) {
+        if let Some(base) = self.below_all(size_bytes).filter(|_| size_bytes > 0) {
             self.lowest = base;
             self.add_hole(base, size_bytes);
         }
     }
 
-    /// Makes all chunks below an address that was in use before; a context is older still.
-    fn stay_below(&mut self, address: u64) {
-        *self = Chunks::below(self.lowest.min(address - address % CHUNK_BYTES));
+    /// Makes all chunks beside a range that was in use before; a context is older still.
+    fn keep_clear(&mut self, address: u64, end: u64) {
+        let (lowest, floor) = clear(self.lowest, self.floor, address, end);
+        *self = Chunks { floor, ..Chunks::below(lowest) };
+    }
+
+    /// A base below everything so far.
+    fn below_all(&self, size_bytes: u64) -> Option<u64> {
+        self.lowest.checked_sub(size_bytes).filter(|&base| base >= self.floor)
     }
 
     fn take(&mut self, size_bytes: u64) -> Option<u64> {
@@ -428,7 +465,7 @@ impl Chunks {
             }
             return Some(base + size - size_bytes);
         }
-        self.lowest = self.lowest.checked_sub(size_bytes)?;
+        self.lowest = self.below_all(size_bytes)?;
         Some(self.lowest)
     }
 
@@ -487,6 +524,8 @@ impl Chunks {
 struct Lanes {
     /// First address of the lowest lane.
     first: u64,
+    /// Where the highest range below the lanes ends that was there before.
+    floor: u64,
     lanes: Vec<Lane>,
     /// State of a generator of random numbers.
     random: u64,
@@ -504,7 +543,7 @@ const LANE_BYTES: u64 = 1 << 43;
 
 impl Lanes {
     fn new(seed: u64) -> Lanes {
-        let mut lanes = Lanes { first: 0, lanes: Vec::new(), random: seed };
+        let mut lanes = Lanes { first: 0, floor: 0, lanes: Vec::new(), random: seed };
         let count = 2 + lanes.below(8);
         lanes.first = TOP - count * LANE_BYTES;
         for _ in 0..count {
@@ -525,10 +564,10 @@ impl Lanes {
 
     fn take(&mut self, size_bytes: u64) -> Option<u64> {
         let index = self.below(self.lanes.len() as u64);
-        let start = self.first + index * LANE_BYTES;
+        let start = self.first.checked_add(index * LANE_BYTES)?;
         let lane = &mut self.lanes[index as usize];
         let offset = lane.chunks.take(size_bytes)?;
-        Some(start + lane.turned(offset, size_bytes))
+        start.checked_add(lane.turned(offset, size_bytes))
     }
 
     fn give_back(&mut self, address: u64, size_bytes: u64) {
@@ -540,11 +579,18 @@ impl Lanes {
         }
     }
 
-    /// Moves all lanes below an address.
-    fn stay_below(&mut self, address: u64) {
-        let end = address - address % CHUNK_BYTES;
+    /// Moves all lanes below a range that was there before, the highest so far, or above if there is
+    /// no room.
+    fn keep_clear(&mut self, address: u64, end: u64) {
         let all_bytes = self.lanes.len() as u64 * LANE_BYTES;
-        self.first = self.first.min(end.saturating_sub(all_bytes));
+        let below = (address - address % CHUNK_BYTES).checked_sub(all_bytes);
+        match below.filter(|&first| first >= self.floor) {
+            Some(first) => self.first = self.first.min(first),
+            None => {
+                self.floor = end.checked_next_multiple_of(CHUNK_BYTES).unwrap_or(u64::MAX);
+                self.first = self.first.max(self.floor);
+            }
+        }
     }
 }
 
@@ -632,6 +678,7 @@ struct Recorded {
 impl Recorded {
     fn hold(&mut self, address: u64, size_bytes: u64) {
         self.live.insert(address, size_bytes);
+        self.fallback.keep_clear(address, address.saturating_add(size_bytes));
     }
 
     fn take(&mut self, size_bytes: u64) -> Option<u64> {

@@ -96,7 +96,7 @@ impl Sim {
     /// Takes over a reservation that was there before.
     pub fn hold_reservation(&mut self, address: u64, size_bytes: u64) {
         self.reservations.insert(address, size_bytes);
-        self.addresses.hold_reservation(size_bytes);
+        self.addresses.hold_reservation(address, size_bytes);
     }
 
     /// Takes over a page that was mapped before, in a reservation that is held; the handle of its
@@ -141,7 +141,7 @@ impl Sim {
             self.pieces.get(&piece_id).filter(|piece| !piece.held && piece.mappings == 0).copied();
         if let Some(piece) = unused {
             self.pieces.remove(&piece_id);
-            self.units_in_use -= piece.size_bytes / GRANULARITY_BYTES;
+            self.units_in_use -= piece.size_bytes.div_ceil(GRANULARITY_BYTES);
         }
     }
 
