@@ -3,6 +3,7 @@
 use fraglab::alloc::BuildInputs;
 use fraglab::alloc::caching::Caching;
 use fraglab::alloc::spec::{AllocSpec, Params};
+use fraglab::trace::{Pool, PoolKind};
 
 use crate::caching_faults::survive_every_fault;
 use crate::caching_property::{Case, compare_random_programs};
@@ -55,4 +56,24 @@ fn caching_does_what_the_model_does() {
 #[test]
 fn caching_survives_a_failure_of_any_device_call() {
     survive_every_fault(build_for_case);
+}
+
+/// Every pair of a pool and a stream has free sets, so a table of many of both would fill this
+/// machine's memory.
+#[test]
+fn caching_refuses_more_pools_and_streams_than_any_process_has() {
+    let pool =
+        Pool { name: "p".to_owned(), kind: PoolKind::MemPool, no_split: false, use_on_oom: false };
+    let built = |pools: usize, streams: u64| {
+        let inputs = BuildInputs {
+            pools: vec![pool.clone(); pools],
+            stream_handles: (0..streams).collect(),
+            ..BuildInputs::default()
+        };
+        let spec: AllocSpec = "caching".parse().expect("a name");
+        Caching::build(Params::new(&spec), &inputs)
+    };
+    assert!(built(1000, 100).is_ok());
+    let error = built(5000, 1000).expect_err("five million pairs");
+    assert!(error.to_string().contains("5000 private pools"), "{error}");
 }

@@ -122,6 +122,20 @@ fn a_reservation_ends_below_an_ordinary_segment() {
     assert_eq!(result.peaks.reserved_bytes_peak, 8 * PAGE_BYTES);
 }
 
+/// Where ordinary segments are asked for, they keep clear of the pages that were there.
+#[test]
+fn segments_keep_clear_of_reservations() {
+    for base in [PAGE_BYTES, 1 << 44] {
+        let held = [run_of(base, base, PAGE_BYTES), ordinary(base + 5 * PAGE_BYTES, PAGE_BYTES)];
+        let trace = late_trace("", &held, &[2 * PAGE_BYTES; 8]);
+        for policy in [AddressPolicy::Chunks, AddressPolicy::Ascending, AddressPolicy::Descending] {
+            let result = result(&trace, |options| options.address_policy = Some(policy));
+            assert!(layout_kept(&result));
+            assert_eq!(result.peaks.reserved_bytes_peak, 18 * PAGE_BYTES, "{base:#x} {policy:?}");
+        }
+    }
+}
+
 /// Reservations that reach into each other cannot be taken over; their blocks are asked for.
 #[test]
 fn interleaved_reservations_are_not_taken_over() {

@@ -10,6 +10,7 @@ use super::config::{
     Config, ConfigError, GivenOption, given_options, list_text, real_prefix, whole_prefix,
 };
 use super::version::{LATER_KEYS, RECENT_KEYS, TorchVersion};
+use crate::device::GRANULARITY_BYTES;
 use crate::units::{Bytes, MIB};
 
 /// Options that a CUDA build reads from other variables than the rest (table B of spec 7).
@@ -191,7 +192,7 @@ fn when(condition: bool, text: impl Into<String>) -> Option<String> {
 }
 
 /// All traps, those that change what happens most first.
-const RULES: [Rule; 27] = [
+const RULES: [Rule; 28] = [
     Rule {
         id: "max-split-with-expandable",
         applies: |facts| {
@@ -383,6 +384,20 @@ const RULES: [Rule; 27] = [
         },
         reason: "in 2.11 it begins after the last key's power of two; in older releases at it, and \
                  so replaces that key's value",
+        address: None,
+    },
+    Rule {
+        id: "expandable-odd-page",
+        applies: |facts| {
+            let config = facts.config();
+            let odd = !config.large_segment_size_bytes.is_multiple_of(GRANULARITY_BYTES);
+            when(
+                config.expandable_segments && odd,
+                "large_segment_size_mb is odd, and with expandable_segments it is the size of a \
+                 page: the first request above 1 MiB fails with an error of the driver",
+            )
+        },
+        reason: "the driver creates memory for pages in multiples of 2 MiB only (cuMemCreate)",
         address: None,
     },
     Rule {
@@ -617,7 +632,7 @@ mod tests {
     }
 
     /// For every trap that hangs on the string alone: strings that have it, strings that do not.
-    const BY_STRING: [(&str, &[&str], &[&str]); 20] = [
+    const BY_STRING: [(&str, &[&str], &[&str]); 21] = [
         (
             "max-split-with-expandable",
             &["max_split_size_mb:128,expandable_segments:True"],
@@ -673,6 +688,11 @@ mod tests {
             "rounding-rest",
             &["roundup_power2_divisions:[256:1,>:8]"],
             &["roundup_power2_divisions:[256:8,>:8]", "roundup_power2_divisions:[256:8]"],
+        ),
+        (
+            "expandable-odd-page",
+            &["expandable_segments:True,large_segment_size_mb:21"],
+            &["expandable_segments:True,large_segment_size_mb:22", "large_segment_size_mb:21"],
         ),
         ("expandable-memory-pool", &["expandable_segments:True"], &["expandable_segments:False"]),
         ("expandable-ipc", &["expandable_segments:True"], &["expandable_segments:False"]),

@@ -205,7 +205,20 @@ impl Addresses {
     /// A range that was in use before this policy began: nothing is given out where it lies, now or
     /// once it is free. Only before the first address is taken, and in ascending order.
     pub fn hold(&mut self, address: u64, size_bytes: u64) {
-        let end = address.saturating_add(size_bytes);
+        self.keep_clear(address, address.saturating_add(size_bytes));
+        if let Policy::Recorded(recorded) = &mut self.policy {
+            recorded.live.insert(address, size_bytes);
+        }
+    }
+
+    /// A reservation that was there before, likewise. Where it ends may be a guess, so recorded
+    /// bases inside it stand.
+    pub fn hold_reservation(&mut self, address: u64, size_bytes: u64) {
+        self.keep_clear(address, address.saturating_add(size_bytes));
+        self.reserved_bytes = self.reserved_bytes.saturating_add(size_bytes);
+    }
+
+    fn keep_clear(&mut self, address: u64, end: u64) {
         self.reserve_above(end);
         match &mut self.policy {
             Policy::Ascending { next } if address < MALLOC_TOP => {
@@ -213,18 +226,12 @@ impl Addresses {
             }
             Policy::Ascending { .. } => {}
             Policy::Descending { last, floor } => {
-                (*last, *floor) = clear(*last, *floor, address, end)
+                (*last, *floor) = clear(*last, *floor, address, end);
             }
             Policy::Chunks(chunks) => chunks.keep_clear(address, end),
             Policy::Lanes(lanes) => lanes.keep_clear(address, end),
-            Policy::Recorded(recorded) => recorded.hold(address, size_bytes),
+            Policy::Recorded(recorded) => recorded.fallback.keep_clear(address, end),
         }
-    }
-
-    /// A reservation that was there before.
-    pub fn hold_reservation(&mut self, address: u64, size_bytes: u64) {
-        self.reserve_above(address.saturating_add(size_bytes));
-        self.reserved_bytes = self.reserved_bytes.saturating_add(size_bytes);
     }
 
     /// Lets new reservations begin above an address.
@@ -676,11 +683,6 @@ struct Recorded {
 }
 
 impl Recorded {
-    fn hold(&mut self, address: u64, size_bytes: u64) {
-        self.live.insert(address, size_bytes);
-        self.fallback.keep_clear(address, address.saturating_add(size_bytes));
-    }
-
     fn take(&mut self, size_bytes: u64) -> Option<u64> {
         let next = self.bases.get_mut(&size_bytes).and_then(VecDeque::pop_front);
         // A counterfactual can hold a range longer than the recorded run did; then its base, or one
