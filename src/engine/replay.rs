@@ -437,8 +437,9 @@ impl Runner<'_> {
         let size = |block: BlockId| self.trace.blocks[block.index()].size_bytes;
         let (blocks, requested_bytes) =
             in_use.fold((0, 0), |(count, sum), (_, block)| (count + 1, sum + size(block.block)));
+        let reserved_bytes = start.segments.iter().map(|segment| segment.size_bytes).sum();
         let layout_kept = matches!(started, Started::TakenOver(_));
-        Some(StartSummary { blocks, requested_bytes, layout_kept })
+        Some(StartSummary { blocks, requested_bytes, reserved_bytes, layout_kept })
     }
 
     /// One pass over the trace, up to and including event `last_event`.

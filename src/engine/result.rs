@@ -90,6 +90,8 @@ pub struct StartSummary {
     pub blocks: u64,
     /// What the program had asked for them.
     pub requested_bytes: u64,
+    /// Memory that the recorded allocator held.
+    pub reserved_bytes: u64,
     /// The allocator took over the recorded layout; else it was asked for these blocks first.
     pub layout_kept: bool,
 }

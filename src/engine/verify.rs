@@ -108,8 +108,9 @@ pub enum VerifyError {
     },
     /// The layout at the start is not one of this allocator.
     #[error(
-        "the memory mapped when the history begins does not consist of whole pages of the recorded \
-         settings; expected the settings that the run was recorded with"
+        "the layout when the history begins is none that this allocator can have: pages that are not \
+         whole under the recorded settings, too many, or overlapping; expected the settings that the \
+         run was recorded with"
     )]
     StartLayout,
     /// Its settings are not understood or not supported.

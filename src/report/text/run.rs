@@ -245,17 +245,24 @@ fn spread_note(result: &RunResult) -> String {
     wrapped("  ", &text, "    ")
 }
 
-/// How a history that begins late was begun, unless with the layout that was there.
+/// What is odd about how a history that begins late was begun.
 fn start(result: &RunResult) -> String {
-    match &result.start {
-        Some(start) if !start.layout_kept => wrapped(
-            "  ",
-            "began by asking for the blocks that were there: the recorded layout holds for \
-             PyTorch's allocator with the recorded settings only",
-            "    ",
-        ),
-        _ => String::new(),
+    let Some(start) = &result.start else { return String::new() };
+    if !start.layout_kept {
+        let text = "began by asking for the blocks that were there: the layout that was recorded \
+                    fits PyTorch's allocator with the recorded settings only";
+        return wrapped("  ", text, "    ");
     }
+    let bounds =
+        [("capacity", result.device.capacity_bytes), ("limit", result.allocator.limit_bytes)];
+    let exceeded = bounds.into_iter().filter_map(|(name, bound)| {
+        let bound = bound.filter(|&bytes| bytes < start.reserved_bytes)?;
+        let held = Bytes(start.reserved_bytes);
+        let text =
+            format!("began with {held} held already, more than the {name} of {}", Bytes(bound));
+        Some(wrapped("  ", &text, "    "))
+    });
+    exceeded.collect()
 }
 
 /// `event 4,012 asked for 1.95 GiB: largest hole 120 MiB, reserved peak 38.49 GiB, capacity ...`
