@@ -22,7 +22,8 @@ Examples:
   fraglab lint-conf --torch 2.9.1 --env PYTORCH_ALLOC_CONF expandable_segments:True
   echo \"$PYTORCH_CUDA_ALLOC_CONF\" | fraglab lint-conf - --json | jq -r '.traps[].id'
 
-Exit codes: 0 PyTorch accepts the string, whatever its traps, 2 it refuses it.";
+Exit codes: 0 PyTorch accepts the string, whatever its traps, 2 it refuses it, or the string asks \
+for what is not modelled (backend:cudaMallocAsync).";
 
 /// More than this is no settings string.
 const INPUT_BYTES_MAX: u64 = 1 << 20;

@@ -38,6 +38,12 @@ Examples:
   fraglab run --trace traces/cases/*.txt --check-expect --quiet
   printf 'alloc a 100MiB\\nfree a\\n' | fraglab run --trace - --alloc native
 
+The table: requested is what the program asked for, allocated the same as rounded, reserved what the \
+allocator held of the device; excess = reserved - requested peak, frag = 1 - requested / reserved \
+peak. Unused at an event: internal (rounding), deferred (freed, in use by another stream), other \
+stream or pool (free, but not for this request), hard (free, in a segment with a live block), soft \
+(free, in a wholly free segment).
+
 Exit codes: 0 good, 1 some allocator ran out of memory or an expectation failed, 2 something could \
 not be done.";
 
@@ -104,7 +110,8 @@ pub(super) struct Args {
     /// A PYTORCH_CUDA_ALLOC_CONF string in place of the recorded one
     ///
     /// As in max_split_size_mb:128,garbage_collection_threshold:0.8; an empty string means
-    /// PyTorch's defaults. Parameters of --alloc come on top.
+    /// PyTorch's defaults. Settings that the program gave while it ran are then left out.
+    /// Parameters of --alloc come on top.
     #[arg(long, value_name = "STRING")]
     pytorch_conf: Option<String>,
 
@@ -362,6 +369,7 @@ fn profile(name: &str) -> anyhow::Result<CostProfile> {
 struct TraceRun {
     warnings: Vec<String>,
     settings: Option<String>,
+    share_is_bound: bool,
     recorded_refusal: Option<(u64, u64)>,
     phases: Vec<String>,
     expectations: Vec<Expectation>,
@@ -485,6 +493,7 @@ fn replay(plan: &Plan, path: &Path, options: &ReadOptions) -> anyhow::Result<Tra
     Ok(TraceRun {
         cells,
         recorded_refusal: trace.first_attempt(),
+        share_is_bound: trace.header.history.share_is_bound(),
         warnings: imported.warnings,
         settings: plan.options.settings.clone().or(imported.trace.header.settings),
         phases: imported.trace.phases,
@@ -572,8 +581,8 @@ fn print_tables(runs: &[(&Path, TraceRun)], console: &Console) -> anyhow::Result
     let screens = runs.iter().map(|(_, run)| {
         let results = run.results();
         let settings = run.settings.as_deref();
-        let recorded_refusal = run.recorded_refusal;
-        let runs = TraceRuns { settings, recorded_refusal, results: &results };
+        let TraceRun { share_is_bound, recorded_refusal, .. } = *run;
+        let runs = TraceRuns { settings, share_is_bound, recorded_refusal, results: &results };
         text::run(&runs, console.style())
     });
     let screens: Vec<String> = screens.filter(|screen| !screen.is_empty()).collect();

@@ -24,7 +24,9 @@ Examples:
       how well a run without anything of the recorded allocator foretells it
 
 A file NAME.truth.json beside NAME.pickle supplies what a snapshot lacks: memory limit, device \
-total, final statistics.
+total, final statistics. With expandable segments the total is needed to tell reservations apart; \
+a file with {\"total_memory\": BYTES} alone is enough \
+(torch.cuda.get_device_properties(0).total_memory).
 
 Exit codes: 0 every file is reproduced exactly (with --predict: in its segment events), 1 some \
 file differs, 2 some file could not be read or compared (the others are verified all the same).";
@@ -52,7 +54,7 @@ pub(super) struct Args {
     #[arg(long, long_help = PREDICT_HELP)]
     predict: bool,
 
-    /// Memory limit of the recorded runs, as in 60GiB, where no truth file tells
+    /// With --predict: memory limit of the recorded runs, as in 60GiB, where no truth file tells
     #[arg(long, value_name = "SIZE", value_parser = super::run::parse_size, requires = "predict")]
     limit: Option<Bytes>,
 }

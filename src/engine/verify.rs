@@ -72,6 +72,9 @@ pub struct VerifyResult {
     pub rules: String,
     /// Share of the run's allocs that the history holds, 0 to 1.
     pub history_share: f64,
+    /// That share is only an upper bound.
+    #[serde(skip)]
+    pub share_is_bound: bool,
     /// The first difference.
     pub first_difference: Option<Difference>,
     /// What may be the cause of the difference other than a fault of the model.
@@ -380,6 +383,7 @@ impl<'a> Driver<'a> {
             version: trace.header.source.version.clone(),
             rules: self.rules.to_string(),
             history_share: trace.header.history.share(),
+            share_is_bound: trace.header.history.share_is_bound(),
             first_difference: self.state.env.mismatch.clone(),
             possible_causes: Vec::new(),
             compared: vec![
@@ -397,14 +401,12 @@ impl<'a> Driver<'a> {
             layout: Vec::new(),
         };
         self.state.caching.layout(&mut |block| result.layout.push(block));
-        match truth {
+        match truth.filter(|truth| !truth.stats.is_empty()) {
             Some(truth) if result.first_difference.is_none() => {
                 self.compare_statistics(truth, &mut result);
             }
             Some(_) => {}
-            None => result
-                .not_compared
-                .push("statistics: no truth file beside the recording".to_owned()),
+            None => result.not_compared.push("statistics: no truth file tells them".to_owned()),
         }
         result.exact = result.first_difference.is_none();
         if !result.exact {
@@ -418,6 +420,15 @@ impl<'a> Driver<'a> {
         let mut causes = Vec::new();
         if let Some(failure) = self.state.caching.failure() {
             causes.push(failure);
+        }
+        let maps = || self.entries.iter().any(|entry| entry.kind == EntryKind::SegmentMap);
+        if self.trace.header.device.total_bytes.is_none() && maps() {
+            causes.push(
+                "the device's total memory, which is not known: without it the reservations of \
+                 expandable segments cannot be told apart; a truth file tells it, as in \
+                 {\"total_memory\": BYTES}"
+                    .to_owned(),
+            );
         }
         if let Some(start) = &self.trace.start {
             if self.state.caching.collects_garbage() {

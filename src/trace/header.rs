@@ -197,6 +197,12 @@ impl History {
         told.max(self.frees_without_alloc).max(self.blocks_at_start)
     }
 
+    /// Whether [`History::share`] is only an upper bound.
+    pub fn share_is_bound(&self) -> bool {
+        let told = self.allocs_of_run.unwrap_or(0);
+        told < self.allocs.saturating_add(self.allocs_unseen())
+    }
+
     /// Share of the run's allocs that the history holds, 0 to 1; an upper bound where the run's
     /// number is not known.
     pub fn share(&self) -> f64 {

@@ -360,6 +360,11 @@ impl Token<'_> {
         ConfigError { position: self.position, message, settings: self.source.to_owned() }
     }
 
+    /// What stands here, for an error.
+    fn found(&self) -> String {
+        if self.text.is_empty() { "the end".to_owned() } else { format!("{:?}", self.text) }
+    }
+
     /// A whole number, read by prefix: `100abc` is 100.
     fn number(&self) -> Result<u64, ConfigError> {
         whole_prefix(&self.text)
@@ -560,7 +565,7 @@ impl<'a> Reader<'_, 'a> {
     fn word(&mut self, what: &str) -> Result<Token<'a>, ConfigError> {
         let token = self.next();
         if matches!(token.text.as_str(), "" | ":" | "," | "[" | "]") {
-            return Err(token.error(format!("expected {what}, found {:?}", token.text)));
+            return Err(token.error(format!("expected {what}, found {}", token.found())));
         }
         Ok(token)
     }
@@ -568,7 +573,7 @@ impl<'a> Reader<'_, 'a> {
     fn punctuation(&mut self, expected: &str) -> Result<(), ConfigError> {
         let token = self.next();
         if token.text != expected {
-            return Err(token.error(format!("expected {expected:?}, found {:?}", token.text)));
+            return Err(token.error(format!("expected {expected:?}, found {}", token.found())));
         }
         Ok(())
     }
@@ -587,7 +592,7 @@ impl<'a> Reader<'_, 'a> {
             match token.text.as_str() {
                 "," => {}
                 "]" => return Ok(Value::List { open, items }),
-                _ => return Err(token.error(format!("expected , or ], found {:?}", token.text))),
+                _ => return Err(token.error(format!("expected , or ], found {}", token.found()))),
             }
         }
     }

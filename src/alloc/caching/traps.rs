@@ -405,7 +405,7 @@ const RULES: [Rule; 28] = [
         applies: |facts| {
             when(
                 facts.config().expandable_segments,
-                "expandable_segments may not go together with memory pools that have an allocator \
+                "expandable_segments can clash with memory pools that have an allocator \
                  of their own, as vLLM's sleep mode has: sleeping then freed 0 bytes \
                  (https://github.com/vllm-project/vllm/pull/11743)",
             )
@@ -472,8 +472,9 @@ const RULES: [Rule; 28] = [
                 "any later settings string that does not repeat them resets to the default: {keys}"
             ))
         },
-        reason: "these four start afresh with every string, all other options keep their values; \
-                 libraries give such strings: vLLM does around its memory pool",
+        reason: "max_split_size_mb, max_non_split_rounding_mb, garbage_collection_threshold and \
+                 roundup_power2_divisions start afresh with every string, all other options keep \
+                 their values; libraries give such strings: vLLM does around its memory pool",
         address: Some("https://github.com/vllm-project/vllm/pull/40812"),
     },
     Rule {

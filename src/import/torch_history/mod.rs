@@ -798,8 +798,8 @@ impl<'a> HistoryReader<'a> {
             let count = in_use().count();
             let guessed = in_use().filter(|block| block.guessed).count();
             return Some(format!(
-                "the history begins late: {count} blocks ({}) were there, taken from the final \
-                 snapshot walked backwards; {guessed} of {count} sizes are guesses",
+                "the history begins late: {count} blocks ({} as rounded) were there, taken from \
+                 the final snapshot walked backwards; {guessed} of them may have been larger",
                 Bytes(bytes)
             ));
         }

@@ -107,7 +107,7 @@ fn max_split(config: &Config) -> String {
     let slack = Bytes(config.max_non_split_rounding_bytes);
     let share = format!("smaller requests do not get them, larger ones only if less than {slack}");
     if config.expandable_segments {
-        return format!("of blocks of {size} and more {share} is left over");
+        return format!("blocks of {size} and more are for large requests: {share} is left over");
     }
     format!(
         "blocks of {size} and more are never split: {share} is left over; when the device is full \

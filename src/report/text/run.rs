@@ -12,6 +12,8 @@ use crate::units::Bytes;
 pub struct TraceRuns<'a> {
     /// The settings string (`PYTORCH_CUDA_ALLOC_CONF`) in force, if any.
     pub settings: Option<&'a str>,
+    /// The share of the run that the history holds is only an upper bound.
+    pub share_is_bound: bool,
     /// Event and bytes of the first request that the recorded run was refused, if any.
     pub recorded_refusal: Option<(u64, u64)>,
     /// A result an allocator, in the order asked for.
@@ -23,7 +25,7 @@ pub fn run(runs: &TraceRuns<'_>, style: Style) -> String {
     let Some(first) = runs.results.first() else {
         return String::new();
     };
-    let mut out = trace_line(first, style);
+    let mut out = trace_line(first, runs.share_is_bound, style);
     out.push_str(&device_line(first, runs.settings));
     out.push('\n');
     out.push_str(&table(runs.results).render(style));
@@ -46,7 +48,8 @@ fn refusal_line((event, bytes): (u64, u64), result: &RunResult) -> String {
     let meaning = if unlimited {
         "neither limit nor capacity is known, so nothing is refused here: give --limit or --capacity"
     } else {
-        "ok means that it is met here; the trace ends where the recorded run did"
+        "ok means that it is met here, and it counts in the reserved peak but not in the requested \
+         one; the trace ends where the recorded run did"
     };
     let text = format!(
         "the recorded run was refused {} at event {} of {}; {meaning}",
@@ -79,14 +82,15 @@ fn split_line(split: &Split) -> String {
 }
 
 /// `llama-1b: 231,791 events, 1 stream, torch_snapshot 2.11.0+cu130, 71.2% of its history`
-fn trace_line(result: &RunResult, style: Style) -> String {
+fn trace_line(result: &RunResult, share_is_bound: bool, style: Style) -> String {
     let trace = &result.trace;
     let mut parts = vec![counted(trace.events, "event"), counted(trace.streams, "stream")];
     if !trace.source.is_empty() {
         parts.push(printable(&trace.source).into_owned());
     }
     if trace.history_share < 1.0 {
-        parts.push(format!("{} of its history", percent(trace.history_share)));
+        let bound = if share_is_bound { "at most " } else { "" };
+        parts.push(format!("{bound}{} of its history", percent(trace.history_share)));
     }
     if let Some(start) = &result.start {
         parts.push(format!(
@@ -233,14 +237,16 @@ fn spread_note(result: &RunResult) -> String {
         text.push_str(" under all");
     } else {
         text.push_str(&format!(" to {}", Bytes(max)));
+        if Bytes(min).to_string() == Bytes(max).to_string() {
+            text.push_str(&format!(" ({} more)", Bytes(max - min)));
+        }
     }
     if spread.seeds_with_oom > 0 {
-        text.push_str(&format!(
-            ", {} of them out of memory, {} to {} requests refused",
-            grouped(spread.seeds_with_oom),
-            grouped(spread.ooms_min),
-            grouped(spread.ooms_max),
-        ));
+        text.push_str(&format!(", {} of them out of memory, ", grouped(spread.seeds_with_oom)));
+        if spread.ooms_min < spread.ooms_max {
+            text.push_str(&format!("{} to ", grouped(spread.ooms_min)));
+        }
+        text.push_str(&format!("{} refused", counted(spread.ooms_max, "request")));
     }
     wrapped("  ", &text, "    ")
 }
@@ -249,8 +255,8 @@ fn spread_note(result: &RunResult) -> String {
 fn start(result: &RunResult) -> String {
     let Some(start) = &result.start else { return String::new() };
     if !start.layout_kept {
-        let text = "began by asking for the blocks that were there: the layout that was recorded \
-                    fits PyTorch's allocator with the recorded settings only";
+        let text = "was first asked for the blocks that were there, and its calls count these: \
+                    the recorded layout fits PyTorch's allocator with the recorded settings only";
         return wrapped("  ", text, "    ");
     }
     let bounds =
@@ -385,7 +391,8 @@ pub(crate) mod tests {
     }
 
     fn screen(results: &[&RunResult], settings: Option<&str>) -> String {
-        run(&TraceRuns { settings, recorded_refusal: None, results }, Style::default())
+        let runs = TraceRuns { settings, share_is_bound: true, recorded_refusal: None, results };
+        run(&runs, Style::default())
     }
 
     #[test]
@@ -433,7 +440,7 @@ pub(crate) mod tests {
         result.peaks.requested_bytes_peak = 2 * MIB;
         let text = screen(&[&result], None);
         let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
-        assert!(words.contains("71.2% of its history"), "{text}");
+        assert!(words.contains(", at most 71.2% of its history"), "{text}");
         assert!(text.contains("device: sim unlimited, costs of h200; limit 60 GiB"), "{text}");
         assert!(text.contains("peak MiB"), "small sizes in small units: {text}");
     }
@@ -510,6 +517,7 @@ pub(crate) mod tests {
         let text = |result: &RunResult| {
             let runs = TraceRuns {
                 settings: None,
+                share_is_bound: false,
                 recorded_refusal: Some((1_836, 2 * GIB)),
                 results: &[result],
             };

@@ -48,7 +48,8 @@ pub fn verify(result: &VerifyResult, style: Style) -> String {
         parts.push(counted(result.statistics, "statistic"));
     }
     if result.history_share < 1.0 {
-        parts.push(format!("{} of the run's allocs seen", percent(result.history_share)));
+        let bound = if result.share_is_bound { "at most " } else { "" };
+        parts.push(format!("{bound}{} of the run's allocs seen", percent(result.history_share)));
     }
     if !result.not_compared.is_empty() {
         parts.push(format!("not compared: {}", printable(&result.not_compared.join("; "))));
@@ -167,11 +168,10 @@ fn predictions_summary(results: &[PredictResult], unreadable: u64, style: Style)
     let shares = || results.iter().map(|result| result.same_placement);
     if let Some(least) = shares().reduce(f64::min) {
         let mean = shares().sum::<f64>() / results.len() as f64;
-        text.push_str(&format!(
-            "; blocks in the same place: {} at least, {} on average",
-            percent(least),
-            percent(mean)
-        ));
+        text.push_str(&format!("; blocks in the same place: {}", percent(least)));
+        if results.len() > 1 {
+            text.push_str(&format!(" at least, {} on average", percent(mean)));
+        }
     }
     let tone = if identical == all { Tone::Good } else { Tone::Bad };
     style.paint(tone, &text) + "\n"
@@ -195,6 +195,7 @@ mod tests {
             version: Some("2.11.0+cu130".to_owned()),
             rules: "2.11".to_owned(),
             history_share: 1.0,
+            share_is_bound: false,
             possible_causes: Vec::new(),
             first_difference: None,
             compared: vec!["segments".to_owned(), "offsets".to_owned()],

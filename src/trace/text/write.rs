@@ -319,6 +319,10 @@ impl<'a> TextWriter<'a> {
     fn warnings(&self) -> Vec<String> {
         let trace = self.trace;
         let mut warnings = Vec::new();
+        if trace.recording.is_some() {
+            let lost = "the text form does not hold the recorded allocator's addresses and actions";
+            warnings.push(lost.to_owned());
+        }
         let mut warn = |count: u64, what: &str| {
             if count > 0 {
                 warnings.push(format!("the text form does not hold {what} ({count})"));
@@ -326,12 +330,9 @@ impl<'a> TextWriter<'a> {
         };
         warn(trace.sites.stacks.len() as u64, "call sites");
         warn(
-            trace.recording.iter().count() as u64,
-            "the recorded allocator's addresses and actions",
-        );
-        warn(
             trace.start.as_ref().map_or(0, |start| start.segments.len() as u64),
-            "segments from before the history, only their blocks in use",
+            "segments from before the history, so that a replay of it reserves another amount: \
+             only their blocks in use",
         );
         warn(trace.header.history.allocs_unseen(), "how many allocs came before the history");
         warn(self.renames, "two live blocks of one name: renamed");
