@@ -99,10 +99,6 @@ fn every_recording_is_reproduced_from_a_cut_on() {
         .expect("the folder can be read")
         .map(|entry| entry.expect("an entry").path())
         .filter(|path| path.to_string_lossy().ends_with(".pickle.gz"))
-        .filter(|path| {
-            !path.to_string_lossy().contains("mempool")
-                && !path.to_string_lossy().contains("graph-train")
-        })
         .collect();
     paths.sort();
     let outcomes: Vec<Outcome> = paths.par_iter().flat_map_iter(|path| outcomes_of(path)).collect();

@@ -25,8 +25,8 @@ use crate::model::settings::{Options, Settings};
 use crate::model::{Inputs, Model};
 
 /// Programs of every category.
-const PROGRAMS: u64 = 6;
-/// Where each history is cut, in hundredths of its entries, beside the whole one.
+const PROGRAMS: u64 = 12;
+/// How often each history is cut, beside the whole one.
 const CUTS: u64 = 2;
 
 const COMPUTE: StreamId = StreamId(0);
@@ -88,37 +88,27 @@ const CATEGORIES: [(&str, Traits); 22] = [
     ("capture", Traits { capture: true, ..PLAIN }),
     ("dropped pools", Traits { dropped_pools: true, ..PLAIN }),
     ("all pools", Traits { mem_pool: true, capture: true, dropped_pools: true, ..PLAIN }),
-    ("all pools + limit", Traits {
-        mem_pool: true,
-        capture: true,
-        dropped_pools: true,
-        limit: true,
-        ..PLAIN
-    }),
+    (
+        "all pools + limit",
+        Traits { mem_pool: true, capture: true, dropped_pools: true, limit: true, ..PLAIN },
+    ),
     ("expandable + mem_pool", Traits { expandable: true, mem_pool: true, ..PLAIN }),
     ("expandable + capture", Traits { expandable: true, capture: true, ..PLAIN }),
-    ("expandable + all pools", Traits {
-        expandable: true,
-        mem_pool: true,
-        capture: true,
-        dropped_pools: true,
-        ..PLAIN
-    }),
-    ("max_split + all pools", Traits {
-        max_split: true,
-        mem_pool: true,
-        capture: true,
-        dropped_pools: true,
-        ..PLAIN
-    }),
+    (
+        "expandable + all pools",
+        Traits { expandable: true, mem_pool: true, capture: true, dropped_pools: true, ..PLAIN },
+    ),
+    (
+        "max_split + all pools",
+        Traits { max_split: true, mem_pool: true, capture: true, dropped_pools: true, ..PLAIN },
+    ),
     ("chaos", Traits { chaos: true, small_device: true, ..PLAIN }),
-    ("expandable + chaos", Traits {
-        expandable: true,
-        chaos: true,
-        small_device: true,
-        ..PLAIN
-    }),
+    ("expandable + chaos", Traits { expandable: true, chaos: true, small_device: true, ..PLAIN }),
 ];
+
+/// Categories in which a log does not always tell the pools: a request is refused inside one of
+/// them without a trace, or a malloc picks single segments around the end of another.
+const UNDETERMINED: [&str; 3] = ["dropped pools", "all pools + limit", "max_split + all pools"];
 
 /// A recorded program.
 struct Recorded {
@@ -147,7 +137,6 @@ struct Program {
     lengths_vary: bool,
     recomputes: bool,
     empties_cache: bool,
-    refused: bool,
 }
 
 impl Program {
@@ -156,7 +145,8 @@ impl Program {
         let hidden = random.pick(&[256, 320, 512, 768]);
         let tokens = random.range(2..=16) * 128;
         let wide = random.pick(&[2, 4]) * hidden;
-        let parameters = vec![hidden * hidden * 2, hidden * wide * 2, wide * hidden * 2, hidden * 2];
+        let parameters =
+            vec![hidden * hidden * 2, hidden * wide * 2, wide * hidden * 2, hidden * 2];
         let mut activations = vec![
             (tokens * hidden * 2, true),
             (tokens * hidden * 2, true),
@@ -207,7 +197,6 @@ impl Program {
             lengths_vary: random.percent(40),
             recomputes: random.percent(30),
             empties_cache: random.percent(40),
-            refused: false,
             random,
         };
         if traits.chaos {
@@ -245,7 +234,6 @@ impl Program {
             if result.is_ok() {
                 return Some(block);
             }
-            self.refused = true;
             if attempt == 0 && self.random.percent(50) {
                 self.empty_cache();
             }
@@ -386,7 +374,11 @@ impl Program {
         let mut passing = Vec::new();
         for (bytes, is_kept) in self.activations.clone() {
             let block = self.alloc(bytes * length / 100, stream);
-            if is_kept { kept.push(block) } else { passing.push(block) }
+            if is_kept {
+                kept.push(block)
+            } else {
+                passing.push(block)
+            }
             if passing.len() > 1 {
                 let block = passing.remove(0);
                 self.free(block);
@@ -416,7 +408,8 @@ impl Program {
         self.enter(SCRATCH);
         let blocks: Vec<_> = (0..self.random.range(1..=14))
             .map(|_| {
-                let bytes = self.random.pick(&[self.parameters[0], self.parameters[1], 3 * MIB, 700]);
+                let bytes =
+                    self.random.pick(&[self.parameters[0], self.parameters[1], 3 * MIB, 700]);
                 self.alloc(bytes, COMPUTE)
             })
             .collect();
@@ -530,12 +523,7 @@ fn snapshot(recorded: &Recorded, cut_percent: u64) -> RawSnapshot {
             BlockState::Free => RawBlockState::Inactive,
         };
         let requested_bytes = block.requested_bytes;
-        segment.blocks.push(RawBlock::new(
-            block.address,
-            block.size_bytes,
-            requested_bytes,
-            state,
-        ));
+        segment.blocks.push(RawBlock::new(block.address, block.size_bytes, requested_bytes, state));
     }
     RawSnapshot::new(entries, STREAM_HANDLES.to_vec(), segments, recorded.settings.clone())
 }
@@ -554,11 +542,8 @@ fn reproduce(recorded: &Recorded, cut_percent: u64) -> Result<VerifyResult, Stri
     trace.header.limit_bytes = recorded.limit_bytes;
     trace.header.device.total_bytes = Some(recorded.total_bytes);
     if let Some(recording) = &mut trace.recording {
-        recording.truth = Some(Truth {
-            stats: recorded.stats.clone(),
-            outcome: None,
-            peak_stats_reset: false,
-        });
+        recording.truth =
+            Some(Truth { stats: recorded.stats.clone(), outcome: None, peak_stats_reset: false });
     }
     let result = verify(&trace).map_err(|error| format!("{error}; {warnings:?}"))?;
     if let Some(difference) = &result.first_difference {
@@ -605,34 +590,16 @@ fn generated_recordings_are_reproduced() {
     for (name, [whole, cut]) in &shares {
         println!("| {name} | {}/{} | {}/{} |", whole.exact, whole.all, cut.exact, cut.all);
     }
-    for (_, [whole, cut]) in &shares {
-        for failure in whole.failures.iter().chain(&cut.failures) {
-            println!("{failure}");
+    for (name, of_category) in &shares {
+        for share in of_category {
+            let failures = &share.failures;
+            failures.iter().for_each(|failure| println!("{failure}"));
+            if !UNDETERMINED.contains(name) {
+                assert!(failures.is_empty(), "{name}: {failures:?}");
+            }
+            assert!(20 * failures.len() as u64 <= share.all, "{name}: {failures:?}");
+            let named = |failure: &String| failure.contains("private pools: ");
+            assert!(failures.iter().all(named), "{name}: no cause is named: {failures:?}");
         }
     }
-}
-
-#[test]
-fn debug_one() {
-    let Ok(text) = std::env::var("DEBUG_ONE") else { return };
-    let mut parts = text.split('/');
-    let name = parts.next().unwrap();
-    let seed: u64 = parts.next().unwrap().parse().unwrap();
-    let cut: u64 = parts.next().unwrap().parse().unwrap();
-    let from: usize = parts.next().unwrap().parse().unwrap();
-    let (_, traits) = CATEGORIES.iter().find(|c| c.0 == name).unwrap();
-    let recorded = Program::record(*traits, seed);
-    let skipped = recorded.log.len() * cut as usize / 100;
-    let known = KnownMemory { room_bytes: Some(recorded.limit_bytes.unwrap_or(u64::MAX).min(room_on_device(recorded.total_bytes))), device_total_bytes: Some(recorded.total_bytes) };
-    let (trace, warnings) = trace_from_snapshot(&snapshot(&recorded, cut), None, known).unwrap();
-    println!("{:?} {warnings:?}", reproduce(&recorded, cut).err());
-    println!("entries {} skipped {skipped}; total {} limit {:?}", recorded.log.len(), recorded.total_bytes, recorded.limit_bytes);
-    for (i, a) in recorded.log.iter().enumerate().skip(skipped) {
-        println!("L{i} {:?} b{} {} at {:#x} seg {} off {} s{}", a.kind, a.block.0 as i32, a.size_bytes, a.address, a.segment, a.offset_bytes, a.stream.0);
-    }
-    for (i, e) in trace.events.iter().enumerate().skip(from) {
-        println!("E{i} {:?}", e.op);
-    }
-    println!("{:?}", trace.pools);
-    for b in &recorded.layout { println!("F {:#x} {} {:?} pool {} seg {}", b.address, b.size_bytes, b.state, b.pool, b.segment); }
 }
