@@ -1,5 +1,5 @@
 //! Whether the default pools did what their search says, if everything that is gone by the end was
-//! theirs.
+//! theirs, and whether each private pool did.
 //!
 //! The search of specs/pytorch_caching.md 3.4 takes the free range that fits best, and new memory
 //! is obtained only where none fits. So where another range was taken, or memory obtained beside a
@@ -169,7 +169,9 @@ impl Walk<'_> {
                 }
                 RawAction::Oom | RawAction::FreeRequested => {
                     if entry.action == RawAction::Oom && size_bytes > 0 {
-                        let alone = completed.is_empty() && !released;
+                        // What completed right before may have waited for this flush.
+                        let before = index.checked_sub(1).map(|before| entries[before].action);
+                        let alone = before != Some(RawAction::FreeCompleted) && !released;
                         let stream = stream_of(self.snapshot, entry);
                         if alone && self.would_not_refuse(stream, size_bytes) {
                             self.found.private_ooms.push(ooms);
