@@ -1377,13 +1377,13 @@ fn a_segment_obtained_beside_a_fitting_range_is_of_a_pool_that_is_gone() {
         let segments = [ordinary(c, 2 * MIB, &[(2 * MIB, 0)])];
         pools_of(&segments, &entries.concat())
     };
-    // 28 MiB fit in 30 with the tolerance of 1 MiB, 29 MiB + 512 do not for sure.
+    // 28 MiB fit in 30, and 30 MiB + 512 do not.
     let (names, ops, inside) = history(28 * MIB);
     assert_eq!(names, ["unlisted pool 1"]);
     assert_eq!(ops[3..5], [Op::PoolEnter(P0), Op::Alloc(B2)]);
     assert_eq!(ops[6..9], [Op::PoolLeave(P0), Op::PoolDelete(P0), Op::EmptyCache]);
     assert_eq!(inside, [(Op::EmptyCache, 2)]);
-    assert!(history(29 * MIB + 512).0.is_empty());
+    assert!(history(30 * MIB + 512).0.is_empty());
     // A segment that the default pools keep shows that the range was not theirs.
     let entries = [
         &obtained(a, 30 * MIB)[..],

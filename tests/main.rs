@@ -8,6 +8,7 @@ mod cli;
 mod common;
 mod conformance;
 mod cuts;
+mod generated;
 mod golden;
 mod import;
 mod model;

@@ -5,14 +5,15 @@ use std::collections::{BTreeMap, VecDeque};
 use fraglab::alloc::{
     Action, ActionKind, Allocator, Env, Handle, LayoutBlock, OutOfMemory, Request,
 };
+use fraglab::device::Device;
 use fraglab::units::{BlockId, PoolId, SettingsId};
 
 use super::device::TestDevice;
 
 /// Device, log and completions, as the engine would keep them.
 #[derive(Clone, Debug)]
-struct World {
-    device: TestDevice,
+struct World<D> {
+    device: D,
     log: Vec<Action>,
     /// Deferred blocks whose use goes on, in the order in which they were deferred.
     pending: Vec<(BlockId, Handle)>,
@@ -20,17 +21,17 @@ struct World {
     ready: VecDeque<(BlockId, Handle)>,
 }
 
-impl World {
+impl<D> World<D> {
     fn waits(&self, handle: Handle) -> bool {
         self.pending.iter().chain(&self.ready).any(|&(_, other)| other == handle)
     }
 }
 
-impl Env for World {
-    type Device = TestDevice;
+impl<D: Device> Env for World<D> {
+    type Device = D;
     const LOG: bool = true;
 
-    fn device(&mut self) -> &mut TestDevice {
+    fn device(&mut self) -> &mut D {
         &mut self.device
     }
 
@@ -59,14 +60,14 @@ impl Env for World {
 
 /// An allocator with its world. Blocks are named by their ids, never by the allocator's handles.
 #[derive(Clone, Debug)]
-pub(crate) struct Driver<A> {
+pub(crate) struct Driver<A, D = TestDevice> {
     pub(crate) allocator: A,
-    world: World,
+    world: World<D>,
     live: BTreeMap<BlockId, Handle>,
 }
 
-impl<A: Allocator> Driver<A> {
-    pub(crate) fn new(allocator: A, device: TestDevice) -> Driver<A> {
+impl<A: Allocator, D: Device> Driver<A, D> {
+    pub(crate) fn new(allocator: A, device: D) -> Driver<A, D> {
         let world = World { device, log: Vec::new(), pending: Vec::new(), ready: VecDeque::new() };
         Driver { allocator, world, live: BTreeMap::new() }
     }
@@ -137,7 +138,7 @@ impl<A: Allocator> Driver<A> {
         self.world.pending.iter().chain(&self.world.ready).map(|&(block, _)| block).collect()
     }
 
-    pub(crate) fn device(&self) -> &TestDevice {
+    pub(crate) fn device(&self) -> &D {
         &self.world.device
     }
 

@@ -45,6 +45,11 @@ impl<T: Copy> Spans<T> {
         self.0.iter().map(|(&start, &span)| (start, span))
     }
 
+    /// The first range at or behind an address.
+    pub(super) fn from(&self, address: u64) -> Option<(u64, Span<T>)> {
+        self.0.range(address..).next().map(|(&start, &span)| (start, span))
+    }
+
     /// The range that an address lies in, with its start.
     pub(super) fn at(&self, address: u64) -> Option<(u64, Span<T>)> {
         let (&start, &span) = self.0.range(..=address).next_back()?;
@@ -133,6 +138,8 @@ pub(super) struct Units {
     pub(super) obtained: Vec<u32>,
     /// What was there when the history begins: address, size, unit; ascending.
     pub(super) start: Vec<(u64, u64, u32)>,
+    /// Addresses that a reservation covers, to which a part of a page may come.
+    pub(super) reservation_bytes: u64,
 }
 
 /// What is needed to tell reservations apart.
@@ -177,7 +184,7 @@ impl Units {
         let mut walk = UnitWalk {
             snapshot,
             reservations,
-            units: Units::default(),
+            units: Units { reservation_bytes: reservations.span_bytes, ..Units::default() },
             spans: Spans::new(),
             mapped: Vec::new(),
             open: Vec::new(),
@@ -381,9 +388,10 @@ impl UnitWalk<'_> {
                 if large { self.reservations.large_page_bytes } else { SMALL_SEGMENT_BYTES };
             let low = unit.base.min(address);
             let reach = (address - low).saturating_add(size_bytes);
+            let span_bytes = self.reservations.span_bytes.next_multiple_of(page_bytes);
             may_be
-                && reach <= self.reservations.span_bytes
-                && unit.base - low <= self.reservations.span_bytes
+                && reach <= span_bytes
+                && unit.base - low <= span_bytes
                 && unit.base.abs_diff(address).is_multiple_of(page_bytes)
         };
         let open = self.open.iter().copied();

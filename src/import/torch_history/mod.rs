@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   final segments and blocks ─┬─ memory, start ──> what was there when the history begins
-//!   entries ───────────────────┼─ pools, gaps ────> private pools: entered, left, deleted
+//!   entries ───────────────────┼─ pools, search ──> private pools: entered, left, deleted
 //!                              └──────────────────> blocks, events, actions
 //! ```
 //!
@@ -32,9 +32,9 @@
 //! the malloc obtained, R and N in one group were an empty_cache and a malloc (DeepSpeed does
 //! that).
 
-mod gaps;
 mod memory;
 mod pools;
+mod search;
 mod sizes;
 mod start;
 
@@ -265,8 +265,9 @@ struct HistoryReader<'a> {
     past: Past,
     /// Blocks that were there when the history begins. They have the first ids.
     blocks_at_start: u32,
-    /// Entries seen so far that make a block, that release memory, that end a pool.
+    /// Entries seen so far that make a block, that refuse one, that release memory, that end a pool.
     allocs: usize,
+    ooms: usize,
     releases: u32,
     deletions: usize,
     /// The pool that the program is in.
@@ -299,6 +300,7 @@ impl<'a> HistoryReader<'a> {
             past,
             blocks_at_start: 0,
             allocs: 0,
+            ooms: 0,
             releases: 0,
             deletions: 0,
             entered: PoolId::NONE,
@@ -404,7 +406,10 @@ impl<'a> HistoryReader<'a> {
         let address = if refused { 0 } else { entry.address };
         let block = self.new_block(entry.size_bytes, stream, site, address)?;
         let mut pool = self.entered;
-        if !refused {
+        if refused {
+            pool = self.past.pools.of_oom.get(&self.ooms).copied().unwrap_or(pool);
+            self.ooms += 1;
+        } else {
             pool = self.past.pools.of_alloc.get(self.allocs).copied().unwrap_or(PoolId::NONE);
             self.allocs += 1;
             self.occupy(entry, block)?;

@@ -16,17 +16,18 @@
 //! are gone altogether.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use super::super::torch_snapshot::{RawAction, RawEntry, RawSnapshot};
-use super::gaps;
 use super::memory::{Contradiction, Units, final_segments};
+use super::search::{self, Found};
 use super::sizes::{MIN_BLOCK_BYTES, SMALL_BYTES_MAX, Sizes};
 use super::start::OldSegment;
 use crate::trace::{Pool, PoolKind};
 use crate::units::PoolId;
 
 /// Memory that lies in no segment, as far as the history tells.
-const NO_UNIT: u32 = u32::MAX;
+pub(super) const NO_UNIT: u32 = u32::MAX;
 
 /// The private pools of a history.
 #[derive(Debug, Default)]
@@ -36,6 +37,9 @@ pub(super) struct Pools {
     pub(super) of_unit: Vec<PoolId>,
     /// The pool of every alloc in order; empty if there is no private one.
     pub(super) of_alloc: Vec<PoolId>,
+    /// Pools of refused requests that the default pools cannot have meant, by the ordinal of the
+    /// refusal.
+    pub(super) of_oom: BTreeMap<usize, PoolId>,
     /// Where pools go, by their first release.
     pub(super) deletions: Vec<Deletion>,
     /// Segments and reservations of pools that are gone at the end.
@@ -73,6 +77,188 @@ pub(super) struct Group {
     in_malloc: bool,
     /// A segment of a default pool stayed that no block was in.
     spares_default: bool,
+}
+
+/// Who releases a run: first MemPools that end, each its small pool and then its large one; then
+/// the default pools, large and small, in an empty_cache or flush; then the private pools whose
+/// owners have let them go, small and large.
+///
+/// ```text
+///   small large │ small large │ large small │ small large │ small large
+///   └─ MemPool ─┘             └─ default ───┘ └─ let go ──┘
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    EndedSmall,
+    EndedLarge,
+    /// A malloc, in front of its flush.
+    Picked,
+    DefaultLarge,
+    DefaultSmall,
+    LetGoSmall,
+    LetGoLarge,
+}
+
+impl Place {
+    const COUNT: usize = 7;
+    const ALL: [Place; Place::COUNT] = [
+        Place::EndedSmall,
+        Place::EndedLarge,
+        Place::Picked,
+        Place::DefaultLarge,
+        Place::DefaultSmall,
+        Place::LetGoSmall,
+        Place::LetGoLarge,
+    ];
+
+    fn is_large(self) -> bool {
+        !matches!(self, Place::EndedSmall | Place::DefaultSmall | Place::LetGoSmall)
+    }
+
+    fn is_private(self) -> bool {
+        !matches!(self, Place::Picked | Place::DefaultLarge | Place::DefaultSmall)
+    }
+
+    /// Whether a run here goes on with what released the run before it.
+    fn continues(self, before: Place) -> bool {
+        matches!(
+            (before, self),
+            (Place::EndedSmall, Place::EndedLarge)
+                | (Place::Picked, Place::Picked)
+                | (Place::DefaultLarge, Place::DefaultSmall)
+                | (Place::LetGoSmall, Place::LetGoLarge)
+        )
+    }
+
+    /// Whether a run may stand here right behind one there.
+    fn follows(self, before: Place) -> bool {
+        let ended = matches!(before, Place::EndedSmall | Place::EndedLarge);
+        match self {
+            Place::EndedSmall | Place::EndedLarge => ended,
+            Place::Picked | Place::DefaultLarge => ended || before == Place::Picked,
+            Place::DefaultSmall => ended || matches!(before, Place::Picked | Place::DefaultLarge),
+            Place::LetGoSmall | Place::LetGoLarge => true,
+        }
+    }
+}
+
+impl Group {
+    /// A malloc may have picked this very segment, by garbage collection or a targeted release.
+    fn may_pick(&self, units: &Units, sizes: &Sizes, release: &Release) -> bool {
+        let unit = &units.units[release.unit as usize];
+        let picks = sizes.collects || release.size_bytes >= sizes.max_split_bytes;
+        self.in_malloc && picks && unit.large == Some(true) && !unit.expandable
+    }
+
+    /// The releases of each private pool, in the reading with the fewest pools; among those, the
+    /// one that leaves most to the default pools. Nothing if two are as good, unless all that the
+    /// searches tell is `settled`.
+    fn parts(
+        &self,
+        units: &Units,
+        sizes: &Sizes,
+        private: &[bool],
+        settled: bool,
+    ) -> Vec<Range<usize>> {
+        let runs = self.runs(units, private);
+        // For every run and place the cheapest reading up to it: its cost, the place before.
+        let mut readings: Vec<[Option<(u32, Place)>; Place::COUNT]> = Vec::new();
+        for run in &runs {
+            let first = &self.releases[run.start];
+            let is_large = units.units[first.unit as usize].large == Some(true);
+            let is_private = private[first.unit as usize];
+            let picked = self.releases[run.clone()].iter();
+            let picked = picked.into_iter().all(|release| self.may_pick(units, sizes, release));
+            let cheapest_at = |place: Place| {
+                let closed = match place {
+                    Place::Picked => !picked || is_private,
+                    Place::DefaultLarge | Place::DefaultSmall => is_private || self.spares_default,
+                    _ => false,
+                };
+                if place.is_large() != is_large || closed {
+                    return None;
+                }
+                let taken = place.is_private() && !is_private;
+                let cost_after = |before: Option<Place>, cost: u32| {
+                    let goes_on = before.is_some_and(|before| place.continues(before));
+                    cost + 2 * u32::from(!goes_on) + u32::from(taken)
+                };
+                let Some(last) = readings.last() else { return Some((cost_after(None, 0), place)) };
+                let before = Place::ALL.into_iter().filter(|&before| place.follows(before));
+                before
+                    .filter_map(|before| {
+                        let (cost, _) = last[before as usize]?;
+                        Some((cost_after(Some(before), cost), before))
+                    })
+                    .min_by_key(|&(cost, _)| cost)
+            };
+            readings.push(Place::ALL.map(cheapest_at));
+        }
+        self.parts_of(&runs, &readings, settled)
+    }
+
+    /// The runs of private pools in the cheapest of all readings, joined where they continue.
+    fn parts_of(
+        &self,
+        runs: &[Range<usize>],
+        readings: &[[Option<(u32, Place)>; Place::COUNT]],
+        settled: bool,
+    ) -> Vec<Range<usize>> {
+        let ends =
+            readings.last().map(|last| Place::ALL.map(|place| (last[place as usize], place)));
+        let ends = ends.into_iter().flatten().filter_map(|(best, place)| Some((best?.0, place)));
+        let mut ends: Vec<(u32, Place)> = ends.collect();
+        ends.sort_by_key(|&(cost, _)| cost);
+        let tied = ends.windows(2).next().is_some_and(|pair| pair[0].0 == pair[1].0);
+        let Some(&(_, mut place)) = ends.first().filter(|_| settled || !tied) else {
+            return Vec::new();
+        };
+        let mut parts: Vec<Range<usize>> = Vec::new();
+        let mut continued = false;
+        for (run, reading) in runs.iter().zip(readings).rev() {
+            if place.is_private() {
+                match parts.last_mut() {
+                    Some(part) if continued => part.start = run.start,
+                    _ => parts.push(run.clone()),
+                }
+            }
+            let Some((_, before)) = reading[place as usize] else { break };
+            continued = place.continues(before);
+            place = before;
+        }
+        parts.reverse();
+        parts
+    }
+
+    /// Releases in the order of one free set: by stream, size and address, segments before pages,
+    /// whose blocks may have been larger. What lies between two private ones is private.
+    fn runs(&self, units: &Units, private: &[bool]) -> Vec<Range<usize>> {
+        let of = |release: &Release| &units.units[release.unit as usize];
+        let same_set = |a: &Release, b: &Release| {
+            let (one, other) = (of(a), of(b));
+            let ordered = match (one.expandable, other.expandable) {
+                (false, false) => {
+                    (one.stream, a.size_bytes, a.address) < (other.stream, b.size_bytes, b.address)
+                }
+                (true, true) => one.stream <= other.stream,
+                (before, _) => !before,
+            };
+            one.large == other.large && ordered
+        };
+        let mut runs = Vec::new();
+        let mut start = 0;
+        for run in self.releases.chunk_by(same_set) {
+            let end = start + run.len();
+            let is_private = |release: &Release| private[release.unit as usize];
+            let first = run.iter().position(is_private).unwrap_or(run.len());
+            let behind = run.iter().rposition(is_private).map_or(first, |last| last + 1);
+            for part in [start..start + first, start + first..start + behind, start + behind..end] {
+                runs.extend((!part.is_empty()).then_some(part));
+            }
+            start = end;
+        }
+        runs
+    }
 }
 
 /// A segment_free or segment_unmap.
@@ -123,23 +309,17 @@ pub(super) fn attribute(
         return Ok(Pools::default());
     }
     let log = Log::of(entries, units, start)?;
-    let mut shares = Shares::new(units, &listed);
-    if may_be_gone {
-        shares.note_releases(units, &log.groups, sizes);
-        if gaps::apply(sizes, units) {
-            // First what is certain, then what is gone against what is gone.
-            for among_gone in [false, true] {
-                let start = start.unwrap_or_default();
-                if !gaps::note_unfit(entries, units, start, sizes, among_gone, &mut shares)? {
-                    break;
-                }
-                shares.spread(units, &log.groups);
-            }
-        }
-        shares.join_neighbours(units, &log.allocs);
-    }
+    let mut shares = Shares::new(units, &log, &listed, sizes);
     let no_split = no_split_pools(snapshot, device, sizes);
-    Ok(shares.settle(units, &log, &listed, &no_split))
+    let mut private_ooms = Vec::new();
+    if may_be_gone {
+        let (start, no_split) = (start.unwrap_or_default(), no_split.as_slice());
+        let evidence = Evidence { snapshot, entries, units, start, sizes, no_split, log: &log };
+        private_ooms = shares.find_gone(&evidence)?;
+    }
+    let mut pools = shares.settle(units, &log, &listed, &no_split);
+    pools.note_ooms(&private_ooms, listed.len());
+    Ok(pools)
 }
 
 /// Ids of the private pools in the final segments, ascending.
@@ -271,24 +451,65 @@ impl Unused {
     }
 }
 
+/// What is looked at to find pools that are gone.
+pub(super) struct Evidence<'a> {
+    pub(super) snapshot: &'a RawSnapshot,
+    pub(super) entries: &'a [RawEntry],
+    pub(super) units: &'a Units,
+    /// What was there when the history begins.
+    pub(super) start: &'a [OldSegment],
+    pub(super) sizes: &'a Sizes,
+    /// Ids of private pools whose blocks are never split.
+    pub(super) no_split: &'a [(u64, u64)],
+    log: &'a Log,
+}
+
 /// Which units share a pool, as it comes out bit by bit.
+#[derive(Clone)]
 pub(super) struct Shares {
     /// A unit of the same pool, nearer to the one that stands for all of them.
     parent: Vec<u32>,
     /// The listed pool of those that a unit stands for.
     listed: Vec<Option<u32>>,
+    /// When the pool of those that a unit stands for was in use.
+    time: Vec<Time>,
     /// Belongs to a private pool.
     private: Vec<bool>,
 }
 
+/// Allocs counted over the history.
+#[derive(Clone, Copy, Debug)]
+struct Time {
+    /// Behind the last alloc in it.
+    allocs_end: usize,
+    /// At its first release, which means that its owner has let it go.
+    released: usize,
+}
+
+/// Decisions between two units, each of which needs two more walks.
+const DECISIONS_MAX: usize = 16;
+
 impl Shares {
-    fn new(units: &Units, pools: &[(u64, u64)]) -> Self {
+    fn new(units: &Units, log: &Log, pools: &[(u64, u64)], sizes: &Sizes) -> Self {
         let mut first_of: Vec<Option<u32>> = vec![None; pools.len()];
+        let count = units.units.len();
         let mut shares = Shares {
-            parent: (0..units.units.len() as u32).collect(),
-            listed: vec![None; units.units.len()],
-            private: vec![false; units.units.len()],
+            parent: (0..count as u32).collect(),
+            listed: vec![None; count],
+            time: vec![Time { allocs_end: 0, released: usize::MAX }; count],
+            private: vec![false; count],
         };
+        for (alloc, &unit) in log.allocs.iter().enumerate() {
+            if let Some(time) = shares.time.get_mut(unit as usize) {
+                time.allocs_end = alloc + 1;
+            }
+        }
+        for group in &log.groups {
+            for release in group.releases.iter().filter(|r| !group.may_pick(units, sizes, r)) {
+                let released = &mut shares.time[release.unit as usize].released;
+                *released = group.allocs.min(*released);
+            }
+        }
         for (unit, known) in (0..).zip(&units.units) {
             let pool = known.pool.and_then(|id| pools.binary_search(&id).ok());
             if let Some(pool) = pool {
@@ -296,6 +517,7 @@ impl Shares {
                 shares.listed[unit as usize] = Some(pool as u32);
                 let first = *first_of[pool].get_or_insert(unit);
                 shares.parent[unit as usize] = first;
+                shares.time[first as usize] = shares.time_of_both(first, unit);
             }
         }
         shares
@@ -319,59 +541,112 @@ impl Shares {
         unit
     }
 
-    /// Puts two units in one pool, unless they belong to different listed ones.
-    fn join(&mut self, a: u32, b: u32) {
+    fn time_of_both(&self, a: u32, b: u32) -> Time {
+        let (a, b) = (self.time[a as usize], self.time[b as usize]);
+        Time { allocs_end: a.allocs_end.max(b.allocs_end), released: a.released.min(b.released) }
+    }
+
+    /// Puts two units in one pool, unless they belong to different listed ones, or one was used
+    /// after the pool of the other had been let go. Whether they were apart and are not now.
+    fn join(&mut self, a: u32, b: u32) -> bool {
         let (a, b) = (self.root(a), self.root(b));
         let listed = match (self.listed[a as usize], self.listed[b as usize]) {
-            (Some(one), Some(other)) if one != other => return,
+            (Some(one), Some(other)) if one != other => return false,
             (one, other) => one.or(other),
         };
+        let time = self.time_of_both(a, b);
+        if a == b || time.allocs_end > time.released {
+            return false;
+        }
         let (low, high) = (a.min(b), a.max(b));
         self.parent[high as usize] = low;
         self.listed[low as usize] = listed;
+        self.time[low as usize] = time;
+        true
     }
 
-    /// Finds groups that spare the default pools.
-    fn note_releases(&mut self, units: &Units, groups: &[Group], sizes: &Sizes) {
-        // Inside a malloc these release single segments.
-        let picks = sizes.collects || sizes.max_split_bytes != u64::MAX;
-        let ends_of_pools = groups.iter().filter(|g| g.spares_default && !(picks && g.in_malloc));
-        for group in ends_of_pools {
-            for release in &group.releases {
-                if units.units[release.unit as usize].pool.is_none() {
-                    self.set_private(release.unit);
-                    self.join(group.releases[0].unit, release.unit);
+    /// What stands for the private pool of every unit; the largest number for the default pools.
+    pub(super) fn pools(&mut self) -> Vec<u32> {
+        let units = 0..self.parent.len() as u32;
+        units.map(|unit| if self.is_private(unit) { self.root(unit) } else { NO_UNIT }).collect()
+    }
+
+    /// Finds what is of private pools that are gone, and which refusals these must have meant.
+    fn find_gone(&mut self, evidence: &Evidence) -> Result<Vec<usize>, Contradiction> {
+        self.part(evidence, false);
+        let searches = search::apply(evidence.sizes, evidence.units);
+        let mut found = Found::default();
+        if searches {
+            found = self.walk(evidence)?;
+            for _ in 0..DECISIONS_MAX {
+                let Some((taken, passed_over)) = found.open else { break };
+                let mut choices = Vec::new();
+                for private in [taken, passed_over] {
+                    let mut shares = self.clone();
+                    shares.set_private(private);
+                    shares.part(evidence, false);
+                    let found = shares.walk(evidence)?;
+                    choices.push((shares, found));
                 }
+                let best = choices.into_iter().min_by_key(|(_, found)| found.badness());
+                let Some((shares, of_best)) = best else { break };
+                if of_best.badness() > found.badness() {
+                    break;
+                }
+                (*self, found) = (shares, of_best);
             }
         }
-        self.spread(units, groups);
+        self.part(evidence, true);
+        // Allocs one after the other, with no default pool between them, are of one pool.
+        let mut tries = 0;
+        for (one, other) in self.neighbours(evidence.units, &evidence.log.allocs) {
+            let mut joined = self.clone();
+            if !joined.join(one, other) {
+                continue;
+            }
+            tries += 1;
+            if searches && tries <= DECISIONS_MAX {
+                let after = joined.walk(evidence)?;
+                if after.badness() > found.badness() {
+                    continue;
+                }
+                found = after;
+            }
+            *self = joined;
+        }
+        Ok(found.private_ooms)
     }
 
-    /// What is released between two private segments, in the order of one free set, is private too.
-    fn spread(&mut self, units: &Units, groups: &[Group]) {
-        let key = |release: &Release| {
-            let unit = &units.units[release.unit as usize];
-            (unit.stream, release.size_bytes, release.address)
-        };
-        let is_large = |release: &Release| units.units[release.unit as usize].large;
-        for group in groups {
-            let same_set = |a: &Release, b: &Release| is_large(a) == is_large(b) && key(a) < key(b);
-            for run in group.releases.chunk_by(same_set) {
-                let first = run.iter().position(|release| self.is_private(release.unit));
-                let last = run.iter().rposition(|release| self.is_private(release.unit));
-                let (Some(first), Some(last)) = (first, last) else { continue };
-                for release in &run[first..=last] {
-                    if units.units[release.unit as usize].pool.is_none() {
+    /// Marks what is certain, and what follows from it.
+    fn walk(&mut self, evidence: &Evidence) -> Result<Found, Contradiction> {
+        loop {
+            let before = self.private.clone();
+            let found = search::walk(evidence, self)?;
+            if self.private == before {
+                return Ok(found);
+            }
+            self.part(evidence, false);
+        }
+    }
+
+    /// Tells in all groups which pool each run of releases belongs to.
+    fn part(&mut self, evidence: &Evidence, settled: bool) {
+        for group in &evidence.log.groups {
+            for part in group.parts(evidence.units, evidence.sizes, &self.private, settled) {
+                let first = group.releases[part.start].unit;
+                for release in &group.releases[part] {
+                    if evidence.units.units[release.unit as usize].pool.is_none() {
                         self.set_private(release.unit);
-                        self.join(run[first].unit, release.unit);
                     }
+                    self.join(first, release.unit);
                 }
             }
         }
     }
 
-    /// Allocs one after the other, with no default pool between them, are of one pool.
-    fn join_neighbours(&mut self, units: &Units, allocs: &[u32]) {
+    /// Private units that serve one alloc after the other.
+    fn neighbours(&self, units: &Units, allocs: &[u32]) -> Vec<(u32, u32)> {
+        let mut pairs = Vec::new();
         for pair in allocs.windows(2) {
             let (before, unit) = (pair[0], pair[1]);
             if before == unit || !self.is_private(before) || !self.is_private(unit) {
@@ -381,9 +656,12 @@ impl Shares {
             // A capture routes only its own streams.
             let captures = [one, other].iter().any(|u| u.pool.is_some_and(|id| id.0 != 0));
             if !captures || one.stream == other.stream {
-                self.join(before, unit);
+                pairs.push((before.min(unit), before.max(unit)));
             }
         }
+        pairs.sort_unstable();
+        pairs.dedup();
+        pairs
     }
 
     /// The pools as they are now known.
@@ -415,13 +693,7 @@ impl Shares {
                 Some(pool) => PoolId(pool),
                 None => {
                     pools.units_of_gone += 1;
-                    *gone.entry(root).or_insert_with(|| {
-                        let number = pools.pools.len() - listed.len() + 1;
-                        let name = format!("unlisted pool {number}");
-                        let kind = PoolKind::MemPool;
-                        pools.pools.push(Pool { name, kind, no_split: false, use_on_oom: false });
-                        PoolId(pools.pools.len() as u32 - 1)
-                    })
+                    *gone.entry(root).or_insert_with(|| pools.new_unlisted(listed.len()))
                 }
             };
             pools.of_unit.push(pool);
@@ -436,6 +708,23 @@ impl Shares {
 }
 
 impl Pools {
+    /// Which pool refused does not show. One that never got any memory would have, whatever the
+    /// others had free.
+    fn note_ooms(&mut self, private_ooms: &[usize], listed: usize) {
+        if !private_ooms.is_empty() {
+            let pool = self.new_unlisted(listed);
+            self.of_oom.extend(private_ooms.iter().map(|&oom| (oom, pool)));
+        }
+    }
+
+    /// A pool that the final segments do not name, of which there are `listed`.
+    fn new_unlisted(&mut self, listed: usize) -> PoolId {
+        let name = format!("unlisted pool {}", self.pools.len() - listed + 1);
+        let kind = PoolKind::MemPool;
+        self.pools.push(Pool { name, kind, no_split: false, use_on_oom: false });
+        PoolId(self.pools.len() as u32 - 1)
+    }
+
     /// A pool gives memory back only when its owner has let it go. Nobody can be in it after that.
     fn note_deletions(&mut self, groups: &[Group]) {
         let mut allocs_end = vec![0; self.pools.len()];

@@ -18,6 +18,8 @@ pub(super) struct Sizes {
     roundup: [u64; ROUNDUP_ENTRIES],
     /// Blocks of at least this are never split.
     pub(super) max_split_bytes: u64,
+    /// A free block is too large for an oversize request by this many bytes.
+    pub(super) max_non_split_rounding_bytes: u64,
     /// A page of a large pool, in bytes.
     pub(super) large_page_bytes: u64,
     /// New memory comes in pages, and blocks are split to the last 512 bytes.
@@ -34,11 +36,16 @@ impl Sizes {
                 roundup[(mib.ilog2() as usize).min(ROUNDUP_ENTRIES - 1)] = divisions;
             }
         }
-        let large_mb = settings.and_then(|s| number_in(&s.conf, "large_segment_size_mb"));
-        let large_mb = large_mb.filter(|mb| (11.0..1e9).contains(mb)).unwrap_or(20.0);
+        let mb_of = |key| {
+            let mb = settings.and_then(|s| number_in(&s.conf, key));
+            mb.filter(|mb| (11.0..1e9).contains(mb))
+        };
+        let large_mb = mb_of("large_segment_size_mb").unwrap_or(20.0);
+        let rounding_mb = mb_of("max_non_split_rounding_mb").unwrap_or(large_mb);
         Sizes {
             roundup,
             max_split_bytes: settings.and_then(|s| s.max_split_bytes).unwrap_or(u64::MAX),
+            max_non_split_rounding_bytes: rounding_mb as u64 * MIB,
             large_page_bytes: large_mb as u64 * MIB,
             expandable: settings.is_some_and(|s| s.expandable),
             collects: settings.is_some_and(|s| s.gc_threshold > 0.0),

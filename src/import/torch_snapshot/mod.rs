@@ -84,6 +84,12 @@ impl RawEntry {
         action: RawAction::Unknown,
         seen: 0,
     };
+
+    /// An entry without a stack; `stream` is an index into [`RawSnapshot::streams`].
+    pub fn new(action: RawAction, address: u64, size_bytes: u64, stream: u32) -> RawEntry {
+        let seen = SEEN_ADDRESS | SEEN_SIZE;
+        RawEntry { action, address, size_bytes, stream, seen, ..RawEntry::EMPTY }
+    }
 }
 
 /// State of a block at the moment of the snapshot.
@@ -218,6 +224,27 @@ pub struct RawSnapshot {
 }
 
 impl RawSnapshot {
+    /// A snapshot of the first device, without stacks. `streams` are the raw handles that `entries`
+    /// index.
+    pub fn new(
+        entries: Vec<RawEntry>,
+        streams: Vec<u64>,
+        segments: Vec<RawSegment>,
+        settings: RawSettings,
+    ) -> RawSnapshot {
+        RawSnapshot {
+            devices: vec![entries],
+            streams,
+            segments,
+            settings: Some(settings),
+            annotations: Vec::new(),
+            texts: Interner::new(),
+            stacks: Interner::new(),
+            frames: Vec::new(),
+            unknown_action: None,
+        }
+    }
+
     /// The name of an annotation.
     pub fn annotation_name(&self, annotation: &RawAnnotation) -> Cow<'_, str> {
         self.texts.text(annotation.name)
