@@ -226,7 +226,8 @@ struct Act {
 
 impl History {
     fn of(trace: &Trace) -> History {
-        let mut segments = Segments::new(trace.header.device.total_bytes);
+        let shown = || trace.recording.as_ref()?.device_total_from_reservations();
+        let mut segments = Segments::new(trace.header.device.total_bytes.or_else(shown));
         let mut reserved_bytes = 0_u64;
         for segment in trace.start.iter().flat_map(|start| &start.segments) {
             reserved_bytes = reserved_bytes.saturating_add(segment.size_bytes);

@@ -239,7 +239,9 @@ impl<'a> Driver<'a> {
             recorded_settings: trace.header.settings.clone(),
             limit_bytes: None,
             recorded_limit_bytes: trace.header.limit_bytes,
-            device_total_bytes: total_bytes,
+            // What reservations are made for.
+            device_total_bytes: total_bytes
+                .or_else(|| trace.recording.as_ref()?.device_total_from_reservations()),
             stream_handles: trace.streams.iter().map(|stream| stream.handle).collect(),
             pools: trace.pools.clone(),
             settings_changes: trace.settings_changes.clone(),
@@ -476,9 +478,8 @@ impl<'a> Driver<'a> {
         let maps = || self.entries.iter().any(|entry| entry.kind == EntryKind::SegmentMap);
         if self.trace.header.device.total_bytes.is_none() && maps() {
             causes.push(
-                "the device's total memory, which is not known: without it the reservations of \
-                 expandable segments cannot be told apart; a truth file tells it, as in \
-                 {\"total_memory\": BYTES}"
+                "the device's total memory, which is not known and was taken from the distance of \
+                 its reservations; a truth file tells it, as in {\"total_memory\": BYTES}"
                     .to_owned(),
             );
         }

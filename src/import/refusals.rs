@@ -11,7 +11,7 @@
 //! Where the device had no room for the segment, reserved and free memory together are what the
 //! process could have of it.
 
-use crate::trace::{RecordedKind, Trace};
+use crate::trace::{Op, RecordedKind, Trace};
 use crate::units::{Bytes, MIB};
 
 use super::truth::number_in;
@@ -37,18 +37,26 @@ pub(super) fn room_from_refusals(trace: &mut Trace) -> Option<String> {
     }
     let Refusals { refusals, reserved_bytes_peak, retried_bytes } = Refusals::of(trace);
     let wanted = |refusal: &Refusal| refusal.reserved_bytes.saturating_add(refusal.segment_bytes);
-    let refused_bytes = refusals.iter().map(wanted).min()?;
+    let refused_bytes = refusals.iter().map(wanted).min();
     // What looks like a retry may be an empty_cache of the program.
-    let retried = Some(retried_bytes.min(refused_bytes)).filter(|&most| reserved_bytes_peak < most);
-    let most_bytes = retried.unwrap_or(refused_bytes) - 1;
+    let retried_bytes = retried_bytes.filter(|&bytes| reserved_bytes_peak < bytes);
+    let least_wanted_bytes = match (refused_bytes, retried_bytes) {
+        (Some(refused), Some(retried)) => refused.min(retried),
+        (one, other) => one.or(other)?,
+    };
+    let most_bytes = least_wanted_bytes - 1;
     if reserved_bytes_peak > most_bytes {
         return None;
     }
     if refusals.iter().all(|refusal| refusal.free_bytes >= refusal.segment_bytes) {
         trace.header.limit_bytes = Some(most_bytes);
+        let how = if refusals.is_empty() {
+            "a request was refused until memory was released: taken as a memory limit"
+        } else {
+            "a request was refused while the device had room: a memory limit"
+        };
         return Some(format!(
-            "a request was refused while the device had room: a memory limit between {} and {} was \
-             in force, the larger is taken; give --limit if you know it",
+            "{how} between {} and {}, of which the larger holds here; give --limit if you know it",
             Bytes(reserved_bytes_peak),
             Bytes(most_bytes)
         ));
@@ -66,6 +74,15 @@ pub(super) fn room_from_refusals(trace: &mut Trace) -> Option<String> {
     ))
 }
 
+/// The segment that a rounded size asks for (specs/pytorch_caching.md 2.3).
+fn segment_bytes(size_bytes: u64, large_segment_bytes: u64) -> u64 {
+    match size_bytes {
+        ..=MIB => 2 * MIB,
+        size if size < 10 * MIB => large_segment_bytes,
+        size => size.checked_next_multiple_of(2 * MIB).unwrap_or(u64::MAX),
+    }
+}
+
 /// The refusals of a recording.
 struct Refusals {
     /// Those that were final.
@@ -74,33 +91,44 @@ struct Refusals {
     reserved_bytes_peak: u64,
     /// The least sum of reserved bytes and a segment that was refused at first and then obtained,
     /// once memory had been released.
-    retried_bytes: u64,
+    retried_bytes: Option<u64>,
 }
 
 impl Refusals {
     fn of(trace: &Trace) -> Refusals {
-        let settings = trace.header.settings.as_deref();
-        let large_segment_mb = settings.and_then(|text| number_in(text, "large_segment_size_mb"));
-        let large_segment_bytes =
-            large_segment_mb.map_or(20 * MIB, |mb| (mb as u64).saturating_mul(MIB));
+        let settings = trace.header.settings.as_deref().unwrap_or_default();
+        let large_segment_bytes = number_in(settings, "large_segment_size_mb")
+            .map_or(20 * MIB, |mb| (mb as u64).saturating_mul(MIB));
+        // Garbage collection releases before anything is refused, and requests that are rounded up
+        // show too small.
+        let collects = settings.contains("garbage_collection_threshold");
+        let rounds_up = settings.contains("roundup_power2_divisions");
         let segments_at_start = trace.start.iter().flat_map(|start| &start.segments);
         let mut reserved_bytes =
             segments_at_start.fold(0u64, |sum, segment| sum.saturating_add(segment.size_bytes));
         let mut found = Refusals {
             refusals: Vec::new(),
             reserved_bytes_peak: reserved_bytes,
-            retried_bytes: u64::MAX,
+            retried_bytes: None,
         };
-        // A malloc that releases memory before it obtains a segment was refused that segment first.
+        // A malloc that releases memory before it obtains any was refused first.
         let mut released: Option<(u32, u64)> = None;
         for action in trace.recording.iter().flat_map(|recording| &recording.actions) {
             let size_bytes = action.size_bytes;
             match action.kind {
                 RecordedKind::SegmentAlloc | RecordedKind::SegmentMap => {
-                    let before = released.filter(|&(event, _)| event == action.event);
-                    if let (RecordedKind::SegmentAlloc, Some((_, before))) = (action.kind, before) {
-                        let wanted_bytes = before.saturating_add(size_bytes);
-                        found.retried_bytes = found.retried_bytes.min(wanted_bytes);
+                    let before = released.take().filter(|&(event, _)| event == action.event);
+                    let asked_bytes = match action.kind {
+                        RecordedKind::SegmentAlloc => Some(size_bytes),
+                        _ if rounds_up => None,
+                        _ => request_at(trace, action.event)
+                            .map(|request| segment_bytes(request, large_segment_bytes)),
+                    };
+                    if let (Some((_, before)), Some(asked), false) = (before, asked_bytes, collects)
+                    {
+                        let wanted = before.saturating_add(asked);
+                        found.retried_bytes =
+                            Some(found.retried_bytes.map_or(wanted, |least| least.min(wanted)));
                     }
                     reserved_bytes = reserved_bytes.saturating_add(size_bytes);
                     found.reserved_bytes_peak = found.reserved_bytes_peak.max(reserved_bytes);
@@ -112,11 +140,7 @@ impl Refusals {
                     reserved_bytes = reserved_bytes.saturating_sub(size_bytes);
                 }
                 RecordedKind::Oom => {
-                    let segment_bytes = match size_bytes {
-                        ..=MIB => 2 * MIB,
-                        size if size < 10 * MIB => large_segment_bytes,
-                        size => size.checked_next_multiple_of(2 * MIB).unwrap_or(u64::MAX),
-                    };
+                    let segment_bytes = segment_bytes(size_bytes, large_segment_bytes);
                     let free_bytes = action.address;
                     found.refusals.push(Refusal { reserved_bytes, segment_bytes, free_bytes });
                 }
@@ -124,6 +148,14 @@ impl Refusals {
             }
         }
         found
+    }
+}
+
+/// What the alloc of an event asks for, in bytes.
+fn request_at(trace: &Trace, event: u32) -> Option<u64> {
+    match trace.events.get(event as usize)?.op {
+        Op::Alloc(block) => Some(trace.blocks.get(block.index())?.size_bytes),
+        _ => None,
     }
 }
 
@@ -156,7 +188,7 @@ mod tests {
             (Oom, 2 * GIB, 50 * GIB, true),
         ]);
         let text = room_from_refusals(&mut trace).expect("is told");
-        assert!(text.contains("between 4 GiB and"), "{text}");
+        assert!(text.contains("a memory limit between 4 GiB and"), "{text}");
         // 3 GiB were left when 2 more were refused, 4 had been granted.
         assert_eq!(trace.header.limit_bytes, Some(5 * GIB - 1));
         assert_eq!(room_from_refusals(&mut trace), None, "a known limit stands");
@@ -174,6 +206,22 @@ mod tests {
         ]);
         room_from_refusals(&mut trace).expect("is told");
         assert_eq!(trace.header.limit_bytes, Some(4 * GIB + GIB / 2 - 1));
+    }
+
+    #[test]
+    fn a_retry_alone_is_taken_as_a_limit_unless_garbage_is_collected() {
+        let actions = [
+            (SegmentAlloc, 3 * GIB, 0, false),
+            (SegmentAlloc, GIB, 0, false),
+            (SegmentFree, GIB, 0, false),
+            (SegmentAlloc, GIB / 2, 0, true),
+        ];
+        let mut retried = trace(&actions);
+        room_from_refusals(&mut retried).expect("is told");
+        assert_eq!(retried.header.limit_bytes, Some(4 * GIB + GIB / 2 - 1));
+        let mut collected = trace(&actions);
+        collected.header.settings = Some("garbage_collection_threshold:0.8".to_owned());
+        assert_eq!(room_from_refusals(&mut collected), None);
     }
 
     #[test]

@@ -83,6 +83,33 @@ pub struct Recording {
     pub truth: Option<Truth>,
 }
 
+impl Recording {
+    /// Total memory of the device in bytes as the reservations of expandable segments show it, each
+    /// of which takes 1.125 times as many addresses (specs/pytorch_caching.md 5.1): an upper bound,
+    /// and mostly right, since a driver reserves one beside the other. Nothing where only one
+    /// stream and kind of pool mapped pages.
+    ///
+    /// ```text
+    ///   │ pages of 2 MiB ...                │ pages of 20 MiB ...
+    ///   ^ base                              ^ base: at most the size of a reservation above
+    /// ```
+    pub fn device_total_from_reservations(&self) -> Option<u64> {
+        // A small pool maps one page of 2 MiB at a time, a large one more.
+        const SMALL_PAGE_BYTES: u64 = 2 << 20;
+        // Reservations are rounded up to pages, and begin at rounder addresses still.
+        const ROUNDING_BYTES: u64 = 64 << 20;
+        let maps = self.actions.iter().filter(|action| action.kind == RecordedKind::SegmentMap);
+        let mut pages: Vec<(u64, StreamId, bool)> =
+            maps.map(|map| (map.address, map.stream, map.size_bytes == SMALL_PAGE_BYTES)).collect();
+        pages.sort_unstable();
+        // The first page of every stretch of one stream and kind.
+        pages.dedup_by_key(|&mut (_, stream, small)| (stream, small));
+        let distances = pages.windows(2).map(|pair| pair[1].0 - pair[0].0);
+        let span_bytes = distances.min()?.checked_sub(ROUNDING_BYTES)?;
+        Some(span_bytes / 9 * 8)
+    }
+}
+
 /// What a rebuilt entry of the recording says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EntryKind {

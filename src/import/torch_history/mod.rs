@@ -28,9 +28,9 @@
 //! group, its completions cannot come from one: they stand before it. So do completions in front of
 //! released segments when more completions follow: every malloc looks for finished streams first.
 //!
-//! A malloc flushes only after a refusal. Where limit and device are known and had room for what
-//! the malloc obtained, R and N in one group were an empty_cache and a malloc (DeepSpeed does
-//! that).
+//! A malloc flushes only after a refusal. Where limit and device had room for what the malloc
+//! obtained, R and N in one group were an empty_cache and a malloc (DeepSpeed does that). If neither
+//! is known, there was room for what the run held at another time.
 
 mod memory;
 mod pools;
@@ -48,6 +48,7 @@ use super::torch_snapshot::{NO_ID, RawAction, RawEntry, RawSettings, RawSnapshot
 use crate::trace::{
     Block, Event, Frame, Header, History, Op, RecordedAction, RecordedKind, Recording, Role,
     Source, SourceKind, StartBlock, StartLayout, StartSegment, StartState, Stream, Trace,
+    room_on_device,
 };
 use crate::units::{BlockId, Bytes, FrameId, MIB, NameId, PhaseId, PoolId, SiteId, StreamId};
 
@@ -72,9 +73,11 @@ pub fn trace_from_snapshot(
 ) -> Result<(Trace, Vec<String>), SnapshotError> {
     let device = choose_device(snapshot, gpu)?;
     let past = device.map(|device| Past::of(snapshot, device, known.device_total_bytes));
-    let mut reader = HistoryReader::new(snapshot, known.room_bytes, past.unwrap_or_default());
+    let mut reader = HistoryReader::new(snapshot, past.unwrap_or_default());
     if let Some(device) = device {
         reader.begin()?;
+        let granted_bytes = reader.reserved_peak(&snapshot.devices[device]);
+        reader.room_bytes = known.room_bytes.unwrap_or(room_on_device(granted_bytes));
         reader.read(&snapshot.devices[device])?;
     }
     Ok(reader.finish(device))
@@ -238,8 +241,8 @@ struct Oddities {
 
 struct HistoryReader<'a> {
     snapshot: &'a RawSnapshot,
-    /// Reserved memory up to which nothing is refused, where known.
-    room_bytes: Option<u64>,
+    /// Reserved memory up to which nothing is refused.
+    room_bytes: u64,
     /// Reserved by the segments of all events so far.
     reserved_bytes: u64,
     trace: Trace,
@@ -277,10 +280,10 @@ struct HistoryReader<'a> {
 }
 
 impl<'a> HistoryReader<'a> {
-    fn new(snapshot: &'a RawSnapshot, room_bytes: Option<u64>, past: Past) -> Self {
+    fn new(snapshot: &'a RawSnapshot, past: Past) -> Self {
         HistoryReader {
             snapshot,
-            room_bytes,
+            room_bytes: 0,
             reserved_bytes: 0,
             trace: Trace::default(),
             recording: Recording::default(),
@@ -306,6 +309,25 @@ impl<'a> HistoryReader<'a> {
             entered: PoolId::NONE,
             block_pools: Vec::new(),
         }
+    }
+
+    /// The most that the recorded allocator held, in bytes. Where neither limit nor device is
+    /// known, so much was granted at some time, and a little less was surely never refused.
+    fn reserved_peak(&self, entries: &[RawEntry]) -> u64 {
+        let (mut reserved_bytes, mut peak_bytes) = (self.reserved_bytes, self.reserved_bytes);
+        for entry in entries {
+            reserved_bytes = match entry.action {
+                RawAction::SegmentAlloc | RawAction::SegmentMap => {
+                    reserved_bytes.saturating_add(entry.size_bytes)
+                }
+                RawAction::SegmentFree | RawAction::SegmentUnmap => {
+                    reserved_bytes.saturating_sub(entry.size_bytes)
+                }
+                _ => continue,
+            };
+            peak_bytes = peak_bytes.max(reserved_bytes);
+        }
+        peak_bytes
     }
 
     /// Takes over what was there when the history begins.
@@ -446,7 +468,7 @@ impl<'a> HistoryReader<'a> {
         let obtained_bytes =
             obtained.fold(0u64, |sum, item| sum.saturating_add(item.entry().size_bytes));
         let reserved_bytes = self.reserved_bytes.saturating_add(obtained_bytes);
-        collects || self.room_bytes.is_none_or(|room_bytes| reserved_bytes > room_bytes)
+        collects || reserved_bytes > self.room_bytes
     }
 
     /// Puts a block at its address, which may still be in use as far as the history tells.
