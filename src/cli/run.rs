@@ -309,6 +309,16 @@ impl Plan {
         registry::build(spec, &inputs, Buildable)
     }
 
+    /// Whether nothing is asked to be other than it was recorded.
+    fn asks_for_the_recorded_run(&self) -> bool {
+        let RunOptions { capacity_bytes, limit_bytes, settings, address_policy, .. } =
+            &self.options;
+        capacity_bytes.is_none()
+            && limit_bytes.is_none()
+            && settings.is_none()
+            && address_policy.is_none()
+    }
+
     /// What was typed but can hardly be meant.
     fn doubts(&self) -> Vec<String> {
         let sizes =
@@ -371,6 +381,7 @@ struct TraceRun {
     settings: Option<String>,
     share_is_bound: bool,
     recorded_refusal: Option<(u64, u64)>,
+    recorded_reserved_bytes_peak: Option<u64>,
     phases: Vec<String>,
     expectations: Vec<Expectation>,
     cells: Vec<Cell>,
@@ -493,6 +504,9 @@ fn replay(plan: &Plan, path: &Path, options: &ReadOptions) -> anyhow::Result<Tra
     Ok(TraceRun {
         cells,
         recorded_refusal: trace.first_attempt(),
+        recorded_reserved_bytes_peak: trace
+            .recorded_reserved_bytes_peak()
+            .filter(|_| plan.asks_for_the_recorded_run()),
         share_is_bound: trace.header.history.share_is_bound(),
         warnings: imported.warnings,
         settings: plan.options.settings.clone().or(imported.trace.header.settings),
@@ -581,8 +595,13 @@ fn print_tables(runs: &[(&Path, TraceRun)], console: &Console) -> anyhow::Result
     let screens = runs.iter().map(|(_, run)| {
         let results = run.results();
         let settings = run.settings.as_deref();
-        let TraceRun { share_is_bound, recorded_refusal, .. } = *run;
-        let runs = TraceRuns { settings, share_is_bound, recorded_refusal, results: &results };
+        let runs = TraceRuns {
+            settings,
+            share_is_bound: run.share_is_bound,
+            recorded_refusal: run.recorded_refusal,
+            recorded_reserved_bytes_peak: run.recorded_reserved_bytes_peak,
+            results: &results,
+        };
         text::run(&runs, console.style())
     });
     let screens: Vec<String> = screens.filter(|screen| !screen.is_empty()).collect();

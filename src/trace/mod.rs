@@ -289,6 +289,27 @@ impl Trace {
         peak_bytes
     }
 
+    /// The most that the recorded allocator held at once, in bytes, if there is a recording.
+    pub fn recorded_reserved_bytes_peak(&self) -> Option<u64> {
+        let at_start = self.start.iter().flat_map(|start| &start.segments);
+        let mut reserved_bytes =
+            at_start.fold(0u64, |sum, segment| sum.saturating_add(segment.size_bytes));
+        let mut peak_bytes = reserved_bytes;
+        for action in &self.recording.as_ref()?.actions {
+            reserved_bytes = match action.kind {
+                RecordedKind::SegmentAlloc | RecordedKind::SegmentMap => {
+                    reserved_bytes.saturating_add(action.size_bytes)
+                }
+                RecordedKind::SegmentFree | RecordedKind::SegmentUnmap => {
+                    reserved_bytes.saturating_sub(action.size_bytes)
+                }
+                RecordedKind::Oom | RecordedKind::FreeCompleted => continue,
+            };
+            peak_bytes = peak_bytes.max(reserved_bytes);
+        }
+        Some(peak_bytes)
+    }
+
     /// The first request that the recorded run was refused: index of its event and bytes.
     pub fn first_attempt(&self) -> Option<(u64, u64)> {
         let attempts = self.events.iter().enumerate().find_map(|(index, event)| match event.op {

@@ -143,7 +143,7 @@ pub fn stats(trace: &Trace) -> TraceStats {
         ..Default::default()
     };
     let at_start = stats.at_start.unwrap_or_default();
-    stats.recorded = trace.recording.as_ref().map(|recording| recorded_stats(recording, &at_start));
+    stats.recorded = trace.recording.as_ref().map(|recording| recorded_stats(trace, recording));
     stats.requested_bytes_peak = at_start.requested_bytes;
     stats.live_blocks_peak = at_start.live_blocks;
     let mut watch = Watch {
@@ -282,24 +282,16 @@ fn start_stats(trace: &Trace, start: &StartLayout) -> StartStats {
     stats
 }
 
-fn recorded_stats(recording: &Recording, at_start: &StartStats) -> RecordedStats {
+fn recorded_stats(trace: &Trace, recording: &Recording) -> RecordedStats {
     let mut stats = RecordedStats {
         addresses: recording.block_addresses.iter().filter(|&&address| address != 0).count() as u64,
-        reserved_bytes_peak: at_start.reserved_bytes,
+        reserved_bytes_peak: trace.recorded_reserved_bytes_peak().unwrap_or(0),
         ..Default::default()
     };
-    let mut reserved_bytes = at_start.reserved_bytes;
     for action in &recording.actions {
         match action.kind {
-            RecordedKind::SegmentAlloc | RecordedKind::SegmentMap => {
-                stats.segment_allocs += 1;
-                reserved_bytes = reserved_bytes.saturating_add(action.size_bytes);
-                stats.reserved_bytes_peak = stats.reserved_bytes_peak.max(reserved_bytes);
-            }
-            RecordedKind::SegmentFree | RecordedKind::SegmentUnmap => {
-                stats.segment_frees += 1;
-                reserved_bytes = reserved_bytes.saturating_sub(action.size_bytes);
-            }
+            RecordedKind::SegmentAlloc | RecordedKind::SegmentMap => stats.segment_allocs += 1,
+            RecordedKind::SegmentFree | RecordedKind::SegmentUnmap => stats.segment_frees += 1,
             RecordedKind::Oom => stats.ooms += 1,
             RecordedKind::FreeCompleted => {}
         }

@@ -16,6 +16,9 @@ pub struct TraceRuns<'a> {
     pub share_is_bound: bool,
     /// Event and bytes of the first request that the recorded run was refused, if any.
     pub recorded_refusal: Option<(u64, u64)>,
+    /// The most that the recorded allocator held, in bytes, unless another device, limit or
+    /// settings were asked for.
+    pub recorded_reserved_bytes_peak: Option<u64>,
     /// A result an allocator, in the order asked for.
     pub results: &'a [&'a RunResult],
 }
@@ -33,12 +36,28 @@ pub fn run(runs: &TraceRuns<'_>, style: Style) -> String {
     if let ([_], Some(split)) = (runs.results, &first.split) {
         out.push_str(&split_line(split));
     }
+    let recorded = runs.results.iter().find(|result| result.allocator.name == "caching");
+    if let (Some(result), Some(bytes)) = (recorded, runs.recorded_reserved_bytes_peak)
+        && result.peaks.reserved_bytes_peak != bytes
+    {
+        out.push_str(&recorded_line(bytes));
+    }
     if let Some(refusal) = runs.recorded_refusal
         && runs.results.iter().any(|result| result.outcome.status == Status::Ok)
     {
         out.push_str(&refusal_line(refusal, first));
     }
     out
+}
+
+/// What to think of a run that is no copy of the recorded one.
+fn recorded_line(recorded_bytes: u64) -> String {
+    let text = format!(
+        "the recorded run reserved {}: its limit or device may not be known here, or it hangs on \
+         addresses (--address-seeds)",
+        Bytes(recorded_bytes)
+    );
+    wrapped("  ", &text, "    ")
 }
 
 /// What an `ok` is worth if the recorded run was refused something.
@@ -391,7 +410,13 @@ pub(crate) mod tests {
     }
 
     fn screen(results: &[&RunResult], settings: Option<&str>) -> String {
-        let runs = TraceRuns { settings, share_is_bound: true, recorded_refusal: None, results };
+        let runs = TraceRuns {
+            settings,
+            share_is_bound: true,
+            recorded_refusal: None,
+            recorded_reserved_bytes_peak: None,
+            results,
+        };
         run(&runs, Style::default())
     }
 
@@ -511,6 +536,23 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn a_run_that_is_no_copy_of_the_recorded_one_says_so() {
+        let result = sample("caching", 39 * GIB);
+        let text = |recorded_bytes| {
+            let runs = TraceRuns {
+                settings: None,
+                share_is_bound: false,
+                recorded_refusal: None,
+                recorded_reserved_bytes_peak: Some(recorded_bytes),
+                results: &[&result],
+            };
+            run(&runs, Style::default())
+        };
+        assert!(text(33 * GIB).contains("the recorded run reserved 33 GiB:"));
+        assert!(!text(39 * GIB).contains("the recorded run reserved"));
+    }
+
+    #[test]
     fn an_ok_beside_a_recorded_refusal_says_what_it_is_worth() {
         let mut result = sample("caching", 40 * GIB);
         result.trace.events = 2_522;
@@ -519,6 +561,7 @@ pub(crate) mod tests {
                 settings: None,
                 share_is_bound: false,
                 recorded_refusal: Some((1_836, 2 * GIB)),
+                recorded_reserved_bytes_peak: None,
                 results: &[result],
             };
             run(&runs, Style::default())
