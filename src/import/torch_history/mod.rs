@@ -1,5 +1,6 @@
 //! The history of one device of a snapshot → a trace: the structural half of
-//! specs/pytorch_caching.md 13.2. Nothing is simulated here.
+//! specs/pytorch_caching.md 13.2. No allocator runs here; only to tell private pools that the
+//! snapshot does not list, `search` follows where the default pools would have placed a block.
 //!
 //! ```text
 //!   final segments and blocks ─┬─ memory, start ──> what was there when the history begins
