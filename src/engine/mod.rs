@@ -7,6 +7,7 @@ mod clock;
 mod completions;
 mod loading;
 mod predict;
+mod recorded_device;
 mod replay;
 mod result;
 mod verify;
