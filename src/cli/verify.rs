@@ -10,7 +10,7 @@ use super::input::{self, Files};
 use super::progress::Progress;
 use crate::device::CostProfile;
 use crate::engine::{self, PredictResult, RunOptions, VerifyResult};
-use crate::import::ReadOptions;
+use crate::import::{Imported, ReadOptions};
 use crate::report::json;
 use crate::report::text::{self, VerifyTally};
 use crate::units::Bytes;
@@ -20,13 +20,13 @@ Examples:
   fraglab verify snapshot.pickle
   fraglab verify runs/*.pickle.gz
   fraglab verify --json snapshot.pickle | jq .first_difference
+  fraglab verify --limit 60GiB snapshot.pickle
   fraglab verify --predict runs/*.pickle.gz
       how well a run without anything of the recorded allocator foretells it
 
 A file NAME.truth.json beside NAME.pickle supplies what a snapshot lacks: memory limit, device \
-total, final statistics. With expandable segments the total is needed to tell reservations apart; \
-a file with {\"total_memory\": BYTES} alone is enough \
-(torch.cuda.get_device_properties(0).total_memory).
+total, final statistics. Without it the limit is taken from refusals and retries and the total from \
+the distance of reservations, as far as there are any; --limit and --capacity give both.
 
 Exit codes: 0 every file is reproduced exactly (with --predict: in its segment events), 1 some \
 file differs, 2 some file could not be read or compared (the others are verified all the same).";
@@ -54,9 +54,13 @@ pub(super) struct Args {
     #[arg(long, long_help = PREDICT_HELP)]
     predict: bool,
 
-    /// With --predict: memory limit of the recorded runs, as in 60GiB, where no truth file tells
-    #[arg(long, value_name = "SIZE", value_parser = super::run::parse_size, requires = "predict")]
+    /// Memory limit of the recorded runs, as in 60GiB, where no truth file tells
+    #[arg(long, value_name = "SIZE", value_parser = super::run::parse_size)]
     limit: Option<Bytes>,
+
+    /// Total memory of the recorded device, as in 80GiB, where no truth file tells
+    #[arg(long, value_name = "SIZE", value_parser = super::run::parse_size)]
+    capacity: Option<Bytes>,
 }
 
 struct Verified {
@@ -116,10 +120,7 @@ pub(super) fn execute(args: &Args, console: &Console) -> anyhow::Result<Verdict>
 /// Predicts every recording that can be read.
 fn predict_all(args: &Args, console: &Console) -> anyhow::Result<Verdict> {
     // Costs bear on no decision.
-    let options = RunOptions {
-        limit_bytes: args.limit.map(|size| size.0),
-        ..RunOptions::new(CostProfile::shipped("h200")?)
-    };
+    let options = RunOptions::new(CostProfile::shipped("h200")?);
     let mut verdict = Verdict::Good;
     let mut results = Vec::new();
     let mut unreadable = 0;
@@ -127,7 +128,7 @@ fn predict_all(args: &Args, console: &Console) -> anyhow::Result<Verdict> {
         .files
         .traces
         .iter()
-        .zip(for_each_file(args, |path, read| predict(path, read, &options)))
+        .zip(for_each_file(args, |path, imported| predict(path, imported, &options)))
     {
         match predicted {
             Ok((result, warnings)) => {
@@ -156,32 +157,44 @@ fn predict_all(args: &Args, console: &Console) -> anyhow::Result<Verdict> {
 
 fn for_each_file<T: Send>(
     args: &Args,
-    answer: impl Fn(&Path, &ReadOptions) -> anyhow::Result<T> + Sync,
+    answer: impl Fn(&Path, Imported) -> anyhow::Result<T> + Sync,
 ) -> Vec<anyhow::Result<T>> {
     let progress = Progress::over(&args.files.traces, false);
     let options = progress.read_options(args.files.gpu);
     let answers = args.files.traces.par_iter().map(|path| {
-        let answer = answer(path, &options);
+        let answer = read(path, args, &options).and_then(|imported| answer(path, imported));
         progress.file_done();
         answer
     });
     answers.collect()
 }
 
+/// Reads a recording, with what was typed in place of what it does not know.
+fn read(path: &Path, args: &Args, options: &ReadOptions) -> anyhow::Result<Imported> {
+    let mut imported = input::read(path, options)?;
+    let header = &mut imported.trace.header;
+    if let Some(limit) = args.limit {
+        header.limit_bytes = Some(limit.0);
+    }
+    if let Some(capacity) = args.capacity {
+        header.device.total_bytes = Some(capacity.0);
+        header.device.capacity_bytes = None;
+    }
+    Ok(imported)
+}
+
 fn predict(
     path: &Path,
-    read: &ReadOptions,
+    imported: Imported,
     options: &RunOptions,
 ) -> anyhow::Result<(PredictResult, Vec<String>)> {
-    let imported = input::read(path, read)?;
     let mut result = engine::predict(&imported.trace, options)
         .map_err(|error| anyhow::Error::msg(input::located(path, &error)))?;
     result.file = path.display().to_string();
     Ok((result, imported.warnings))
 }
 
-fn verify(path: &Path, options: &ReadOptions) -> anyhow::Result<Verified> {
-    let imported = input::read(path, options)?;
+fn verify(path: &Path, imported: Imported) -> anyhow::Result<Verified> {
     let mut result = engine::verify(&imported.trace)
         .map_err(|error| anyhow::Error::msg(input::located(path, &error)))?;
     result.file = path.display().to_string();
