@@ -28,6 +28,11 @@ A file NAME.truth.json beside NAME.pickle supplies what a snapshot lacks: memory
 total, final statistics. Without it the limit is taken from refusals and retries and the total from \
 the distance of reservations, as far as there are any; --limit and --capacity give both.
 
+JSON fields: file, exact, events, segment_events, blocks, refusals, statistics (how many of each were \
+compared), ambiguous_groups, version (of the torch that recorded), rules (whose were applied), \
+history_share (0 to 1), first_difference {event_index, expected, got}, possible_causes, compared, \
+not_compared, taken_from_recording.
+
 Exit codes: 0 every file is reproduced exactly (with --predict: in its segment events), 1 some \
 file differs, 2 some file could not be read or compared (the others are verified all the same).";
 
