@@ -28,7 +28,7 @@ use crate::alloc::spec::AllocSpec;
 use crate::alloc::{Action, ActionKind};
 use crate::device::sim::UNLIMITED_TOTAL_BYTES;
 use crate::metrics::Sink;
-use crate::trace::{Op, Trace, recorded_entries};
+use crate::trace::{Op, Trace, recorded_entries, reservation_span_bytes};
 use crate::units::{BlockId, StreamId};
 
 /// The first segment event that was predicted wrong.
@@ -304,7 +304,7 @@ impl Segments {
     fn new(device_total_bytes: Option<u64>) -> Segments {
         let total_bytes = device_total_bytes.unwrap_or(UNLIMITED_TOTAL_BYTES);
         Segments {
-            reservation_bytes: total_bytes.saturating_add(total_bytes / 8),
+            reservation_bytes: reservation_span_bytes(total_bytes),
             live: BTreeMap::new(),
             next_ordinal: 0,
         }

@@ -163,8 +163,7 @@ fn prepare<'a>(
         None => trace.header.device.total_bytes.or(capacity_bytes),
     };
     let inputs = build_inputs(trace, options, total_bytes);
-    // A history that begins late shows nothing of it.
-    let loading = if trace.start.is_none() { Loading::of(trace) } else { None };
+    let loading = None;
     let runner = Runner { trace, spec, options, observe, capacity_bytes, total_bytes, loading };
     (runner, inputs)
 }
@@ -206,8 +205,9 @@ struct Runner<'a> {
 impl Visitor for Runner<'_> {
     type Output = Result<Observed, RunError>;
 
-    fn visit<A: Allocator + Send + 'static>(self, allocator: A) -> Self::Output {
+    fn visit<A: Allocator + Send + 'static>(mut self, allocator: A) -> Self::Output {
         let policy = self.address_policy::<A>();
+        self.find_loading(policy);
         let fresh = allocator.clone();
         let mut allocator = allocator;
         let mut sim = self.sim(policy)?;
@@ -242,7 +242,7 @@ impl Visitor for Runner<'_> {
                 self.replay(allocator.clone(), device.clone(), NoSink, u64::MAX, &started);
             (run, Vec::new(), Vec::new())
         };
-        let address_spread = self.address_spread(&run, fresh);
+        let address_spread = self.address_spread(&run, fresh, policy);
         let split = self.split(&run, allocator, device, &started);
         let program_ns = program_ns.last().copied().unwrap_or(0);
         let mut result = self.result(run, split, policy, program_ns);
@@ -262,8 +262,10 @@ impl<S: Sink> Visitor for Watcher<'_, S> {
     type Output = Result<(Watched, S), RunError>;
 
     fn visit<A: Allocator + Send + 'static>(self, allocator: A) -> Self::Output {
-        let runner = self.runner;
-        let sim = runner.sim(runner.address_policy::<A>())?;
+        let mut runner = self.runner;
+        let policy = runner.address_policy::<A>();
+        runner.find_loading(policy);
+        let sim = runner.sim(policy)?;
         let (run, sink) = runner.replay_on(sim, allocator, self.sink);
         Ok((Watched { peaks: run.peaks, failure: run.allocator.failure() }, sink))
     }
@@ -310,6 +312,15 @@ impl Runner<'_> {
         asked.unwrap_or(default)
     }
 
+    /// Looks where the program stops loading, which only the driver model wants to know. A history
+    /// that begins late shows nothing of it.
+    fn find_loading(&mut self, policy: AddressPolicy) {
+        let wanted = policy == AddressPolicy::Chunks || self.options.address_seeds > 0;
+        if wanted && self.trace.start.is_none() {
+            self.loading = Loading::of(self.trace);
+        }
+    }
+
     fn sim(&self, policy: AddressPolicy) -> Result<Sim, RunError> {
         let addresses = match policy {
             AddressPolicy::Chunks => self.driver_model(),
@@ -338,24 +349,27 @@ impl Runner<'_> {
         &self,
         run: &Replayed<A>,
         allocator: A,
+        policy: AddressPolicy,
     ) -> Option<AddressSpread> {
         let seeds = u64::from(self.options.address_seeds);
         if seeds == 0 {
             return None;
         }
         let figures = |run: &Replayed<A>| (run.peaks, run.refusals);
-        let runs: Vec<(Peaks, u64)> = if A::ADDRESSES_MATTER {
-            let runs = (0..seeds).into_par_iter().map_with(allocator, |allocator, seed| {
+        let mut runs: Vec<(Peaks, u64)> = Vec::new();
+        if policy == AddressPolicy::Chunks || !A::ADDRESSES_MATTER {
+            runs.push(figures(run));
+        }
+        if A::ADDRESSES_MATTER {
+            let others = (runs.len() as u64..seeds).into_par_iter();
+            runs.par_extend(others.map_with(allocator, |allocator, seed| {
                 let addresses = match seed {
                     0 => self.driver_model(),
                     _ => Addresses::seeded(seed),
                 };
                 figures(&self.replay_on(self.sim_with(addresses), allocator.clone(), NoSink).0)
-            });
-            runs.collect()
-        } else {
-            vec![figures(run)]
-        };
+            }));
+        }
         let range = |figure: fn(&(Peaks, u64)) -> u64| {
             let figures = runs.iter().map(figure);
             (figures.clone().min().unwrap_or(0), figures.max().unwrap_or(0))
@@ -437,7 +451,7 @@ impl Runner<'_> {
         let size = |block: BlockId| self.trace.blocks[block.index()].size_bytes;
         let (blocks, requested_bytes) =
             in_use.fold((0, 0), |(count, sum), (_, block)| (count + 1, sum + size(block.block)));
-        let reserved_bytes = start.segments.iter().map(|segment| segment.size_bytes).sum();
+        let reserved_bytes = start.reserved_bytes();
         let layout_kept = matches!(started, Started::TakenOver(_));
         Some(StartSummary { blocks, requested_bytes, reserved_bytes, layout_kept })
     }

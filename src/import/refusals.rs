@@ -11,7 +11,7 @@
 //! Where the device had no room for the segment, reserved and free memory together are what the
 //! process could have of it.
 
-use crate::trace::{Op, RecordedKind, Trace};
+use crate::trace::{Op, RecordedKind, StartLayout, Trace};
 use crate::units::{Bytes, MIB};
 
 use super::truth::number_in;
@@ -103,9 +103,7 @@ impl Refusals {
         // show too small.
         let collects = settings.contains("garbage_collection_threshold");
         let rounds_up = settings.contains("roundup_power2_divisions");
-        let segments_at_start = trace.start.iter().flat_map(|start| &start.segments);
-        let mut reserved_bytes =
-            segments_at_start.fold(0u64, |sum, segment| sum.saturating_add(segment.size_bytes));
+        let mut reserved_bytes = trace.start.as_ref().map_or(0, StartLayout::reserved_bytes);
         let mut found = Refusals {
             refusals: Vec::new(),
             reserved_bytes_peak: reserved_bytes,
@@ -130,14 +128,11 @@ impl Refusals {
                         found.retried_bytes =
                             Some(found.retried_bytes.map_or(wanted, |least| least.min(wanted)));
                     }
-                    reserved_bytes = reserved_bytes.saturating_add(size_bytes);
-                    found.reserved_bytes_peak = found.reserved_bytes_peak.max(reserved_bytes);
                 }
                 RecordedKind::SegmentFree | RecordedKind::SegmentUnmap => {
                     if released.is_none_or(|(event, _)| event != action.event) {
                         released = Some((action.event, reserved_bytes));
                     }
-                    reserved_bytes = reserved_bytes.saturating_sub(size_bytes);
                 }
                 RecordedKind::Oom => {
                     let segment_bytes = segment_bytes(size_bytes, large_segment_bytes);
@@ -146,6 +141,8 @@ impl Refusals {
                 }
                 RecordedKind::FreeCompleted => {}
             }
+            reserved_bytes = action.reserved_after(reserved_bytes);
+            found.reserved_bytes_peak = found.reserved_bytes_peak.max(reserved_bytes);
         }
         found
     }

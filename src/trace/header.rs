@@ -55,6 +55,12 @@ pub fn room_on_device(total_bytes: u64) -> u64 {
     total_bytes - total_bytes / 32
 }
 
+/// Addresses that a reservation of an expandable segment covers on a device, before it is rounded
+/// up to whole pages (specs/pytorch_caching.md 5.1): 1.125 times its total.
+pub fn reservation_span_bytes(total_bytes: u64) -> u64 {
+    total_bytes.saturating_add(total_bytes / 8)
+}
+
 /// Which addresses a simulated device gives out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

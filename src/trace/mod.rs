@@ -29,7 +29,7 @@ pub use file::{
 };
 pub use header::{
     AddressPolicy, DeviceCall, DeviceInfo, Expectation, Fault, FaultWhen, Header, History, Source,
-    SourceKind, room_on_device,
+    SourceKind, reservation_span_bytes, room_on_device,
 };
 pub use native::{NATIVE_VERSION, NativeError, read_native, write_native};
 #[cfg(feature = "analytics")]
@@ -291,20 +291,10 @@ impl Trace {
 
     /// The most that the recorded allocator held at once, in bytes, if there is a recording.
     pub fn recorded_reserved_bytes_peak(&self) -> Option<u64> {
-        let at_start = self.start.iter().flat_map(|start| &start.segments);
-        let mut reserved_bytes =
-            at_start.fold(0u64, |sum, segment| sum.saturating_add(segment.size_bytes));
+        let mut reserved_bytes = self.start.as_ref().map_or(0, StartLayout::reserved_bytes);
         let mut peak_bytes = reserved_bytes;
         for action in &self.recording.as_ref()?.actions {
-            reserved_bytes = match action.kind {
-                RecordedKind::SegmentAlloc | RecordedKind::SegmentMap => {
-                    reserved_bytes.saturating_add(action.size_bytes)
-                }
-                RecordedKind::SegmentFree | RecordedKind::SegmentUnmap => {
-                    reserved_bytes.saturating_sub(action.size_bytes)
-                }
-                RecordedKind::Oom | RecordedKind::FreeCompleted => continue,
-            };
+            reserved_bytes = action.reserved_after(reserved_bytes);
             peak_bytes = peak_bytes.max(reserved_bytes);
         }
         Some(peak_bytes)

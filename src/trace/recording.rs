@@ -57,6 +57,21 @@ pub struct RecordedAction {
     pub size_bytes: u64,
 }
 
+impl RecordedAction {
+    /// Memory held after it, in bytes, given what was held before.
+    pub fn reserved_after(&self, reserved_bytes: u64) -> u64 {
+        match self.kind {
+            RecordedKind::SegmentAlloc | RecordedKind::SegmentMap => {
+                reserved_bytes.saturating_add(self.size_bytes)
+            }
+            RecordedKind::SegmentFree | RecordedKind::SegmentUnmap => {
+                reserved_bytes.saturating_sub(self.size_bytes)
+            }
+            RecordedKind::FreeCompleted | RecordedKind::Oom => reserved_bytes,
+        }
+    }
+}
+
 /// What a `NAME.truth.json` tells beside a snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -80,6 +80,11 @@ impl StartLayout {
         })
     }
 
+    /// Memory held, in bytes.
+    pub fn reserved_bytes(&self) -> u64 {
+        self.segments.iter().fold(0, |sum, segment| segment.size_bytes.saturating_add(sum))
+    }
+
     /// Every block in use with its address.
     pub fn blocks_in_use(&self) -> impl Iterator<Item = (u64, StartBlock)> {
         self.iter().flat_map(|(segment, blocks)| {

@@ -266,7 +266,7 @@ fn size_stats(mut sizes: Vec<u64>) -> SizeStats {
 fn start_stats(trace: &Trace, start: &StartLayout) -> StartStats {
     let mut stats = StartStats {
         segments: start.segments.len() as u64,
-        reserved_bytes: sum(start.segments.iter().map(|segment| segment.size_bytes)),
+        reserved_bytes: start.reserved_bytes(),
         ..Default::default()
     };
     for block in &start.blocks {

@@ -16,6 +16,7 @@ use super::stats::{Kind, SMALL};
 use super::{Block, Caching, NONE, SMALL_SEGMENT_BYTES, Segment, State, kind_of};
 use crate::alloc::{Action, ActionKind, Env};
 use crate::device::{Device, GRANULARITY_BYTES, PhysicalHandle};
+use crate::trace::reservation_span_bytes;
 use crate::units::BlockId;
 
 /// Most pages mapped at once: 8 TiB of the smallest. No device has as many, and the books of more
@@ -63,8 +64,7 @@ impl Caching {
 
     /// Size of a reservation: 1.125 times the device in whole pages.
     pub(super) fn reservation_bytes(&self, page_bytes: u64) -> u64 {
-        let total_bytes = self.device_total_bytes;
-        (total_bytes + total_bytes / 8).next_multiple_of(page_bytes)
+        reservation_span_bytes(self.device_total_bytes).next_multiple_of(page_bytes)
     }
 
     /// A free block of at least `size_bytes` in a reservation, in no set, with pages mapped as

@@ -131,38 +131,33 @@ impl Caching {
     /// A whole segment as one block.
     fn obtain_segment<E: Env>(&mut self, env: &mut E, set: u32, segment_bytes: u64) -> Option<u32> {
         let address = env.device().malloc(segment_bytes).ok()?;
+        let at = self.new_segment(address, segment_bytes, set);
+        if E::LOG {
+            let segment = self.blocks[at as usize].segment;
+            env.log(self.segment_action(ActionKind::SegmentAlloc, segment, set));
+        }
+        Some(at)
+    }
+
+    /// Enters memory of the device as a segment of one free block, which is in no set.
+    pub(super) fn new_segment(&mut self, address: u64, size_bytes: u64, set: u32) -> u32 {
         let kind = kind_of(set);
         let segment = self.segments.len() as u32;
         let at = self.new_id();
         let block = Block {
-            address,
-            size_bytes: segment_bytes,
-            requested_bytes: 0,
             gc_base: self.searches[kind],
-            prev: NONE,
-            next: NONE,
-            segment,
-            set,
-            owner: BlockId::NONE,
             state: State::Free,
             expandable: false,
+            ..Block::unmapped(address, size_bytes, segment, set)
         };
         self.put_block(at, block);
-        self.segments.push(Segment {
-            address,
-            size_bytes: segment_bytes,
-            page_bytes: 0,
-            first: at,
-        });
-        self.gain(set, segment_bytes);
-        self.stats.segment(kind, 1, segment_bytes);
-        if segment_bytes >= self.config.max_split_size_bytes {
+        self.segments.push(Segment { address, size_bytes, page_bytes: 0, first: at });
+        self.gain(set, size_bytes);
+        self.stats.segment(kind, 1, size_bytes);
+        if size_bytes >= self.config.max_split_size_bytes {
             self.stats.oversize_segments.change(1);
         }
-        if E::LOG {
-            env.log(self.segment_action(ActionKind::SegmentAlloc, segment, set));
-        }
-        Some(at)
+        at
     }
 
     fn segment_action(&self, kind: ActionKind, segment: u32, set: u32) -> Action {

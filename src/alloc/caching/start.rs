@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 
 use super::expandable::PAGES_MAX;
 use super::stats::{Kind, LARGE, SMALL};
-use super::{Block, Caching, NONE, Segment, State, set_of};
+use super::{Block, Caching, NONE, State, set_of};
 use crate::alloc::Handle;
 use crate::trace::{self, StartBlock, StartLayout, StartSegment, StartState};
 use crate::units::BlockId;
@@ -34,10 +34,9 @@ impl Caching {
             let pool = row.pool.some().map_or(0, |pool| self.pool_sets(pool));
             let set = pool + set_of(row.stream, kind);
             let at = match row.reservation {
-                None => self.start_segment(row, set, kind),
+                None => self.new_segment(row.address, row.size_bytes, set),
                 Some(base) => self.start_run(row, set, kind, base, *reservations.get(&base)?)?,
             };
-            self.gain(set, row.size_bytes);
             self.start_blocks(at, of_segment, blocks, &mut handles);
         }
         // These count what this allocator asks for.
@@ -83,20 +82,6 @@ impl Caching {
         fitted.collect()
     }
 
-    fn start_segment(&mut self, row: StartSegment, set: u32, kind: Kind) -> u32 {
-        let segment = self.segments.len() as u32;
-        let at = self.new_id();
-        let unmapped = Block::unmapped(row.address, row.size_bytes, segment, set);
-        self.put_block(at, Block { state: State::Free, expandable: false, ..unmapped });
-        let (address, size_bytes) = (row.address, row.size_bytes);
-        self.segments.push(Segment { address, size_bytes, page_bytes: 0, first: at });
-        self.stats.segment(kind, 1, size_bytes);
-        if size_bytes >= self.config.max_split_size_bytes {
-            self.stats.oversize_segments.change(1);
-        }
-        at
-    }
-
     /// A run as one block, cut out of its reservation, which is made if it is the first.
     fn start_run(
         &mut self,
@@ -129,6 +114,7 @@ impl Caching {
             self.unmapped[set as usize].insert(address + size_bytes, rest);
         }
         self.blocks[at as usize].state = State::Free;
+        self.gain(set, size_bytes);
         self.stats.mapped(kind, size_bytes);
         Some(at)
     }

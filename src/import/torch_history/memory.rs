@@ -9,6 +9,7 @@
 use std::collections::BTreeMap;
 
 use super::super::torch_snapshot::{RawAction, RawEntry, RawSegment, RawSnapshot};
+use crate::trace::reservation_span_bytes;
 use crate::units::MIB;
 
 /// Segments and pages of small pools are of this size, those of large pools never.
@@ -156,7 +157,7 @@ impl Reservations {
     /// unknown: no device has more, and reservations lie far apart.
     pub(super) fn new(device_total_bytes: Option<u64>, large_page_bytes: u64) -> Self {
         let total_bytes = device_total_bytes.unwrap_or(1 << 40).min(1 << 60);
-        Reservations { span_bytes: total_bytes + total_bytes / 8, large_page_bytes }
+        Reservations { span_bytes: reservation_span_bytes(total_bytes), large_page_bytes }
     }
 }
 

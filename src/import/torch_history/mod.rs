@@ -77,8 +77,8 @@ pub fn trace_from_snapshot(
     let mut reader = HistoryReader::new(snapshot, past.unwrap_or_default());
     if let Some(device) = device {
         reader.begin()?;
-        let granted_bytes = reader.reserved_peak(&snapshot.devices[device]);
-        reader.room_bytes = known.room_bytes.unwrap_or(room_on_device(granted_bytes));
+        let granted_bytes = || reader.reserved_peak(&snapshot.devices[device]);
+        reader.room_bytes = known.room_bytes.unwrap_or_else(|| room_on_device(granted_bytes()));
         reader.read(&snapshot.devices[device])?;
     }
     Ok(reader.finish(device))
@@ -718,16 +718,8 @@ impl<'a> HistoryReader<'a> {
         };
         let stream = self.stream(entry)?;
         let (address, size_bytes) = (entry.address, entry.size_bytes);
-        self.reserved_bytes = match kind {
-            RecordedKind::SegmentAlloc | RecordedKind::SegmentMap => {
-                self.reserved_bytes.saturating_add(size_bytes)
-            }
-            RecordedKind::SegmentFree | RecordedKind::SegmentUnmap => {
-                self.reserved_bytes.saturating_sub(size_bytes)
-            }
-            RecordedKind::FreeCompleted | RecordedKind::Oom => self.reserved_bytes,
-        };
         let action = RecordedAction { event, kind, block, stream, address, size_bytes };
+        self.reserved_bytes = action.reserved_after(self.reserved_bytes);
         self.recording.actions.push(action);
         Ok(())
     }

@@ -6,7 +6,7 @@
 //!
 //! ```text
 //!   an alloc obtained it although a default pool    the search would have found that range:
-//!   had a free range that surely fits               see `gaps`
+//!   had a free range that surely fits               see `search`
 //!   it was released while a segment of the default  an empty_cache or flush releases those first:
 //!   pools stayed that no block was in               so it was the end of a MemPool
 //! ```
