@@ -22,6 +22,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
+use super::prepared::Prepared;
 use super::replay::{RunError, RunOptions, watch};
 use super::verify::action_kind;
 use crate::alloc::spec::AllocSpec;
@@ -137,7 +138,9 @@ pub fn predict(trace: &Trace, options: &RunOptions) -> Result<PredictResult, Pre
         return Err(PredictError::LateHistory { frees_without_alloc });
     }
     let spec = AllocSpec { name: "caching".to_owned(), params: Vec::new() };
-    let (run, predicted) = watch(trace, &spec, options, History::of(trace))?;
+    let prepared = Prepared::new(trace, options);
+    let (run, predicted) =
+        watch(&prepared, &spec, prepared.asked_size(), options.stop_on_oom, History::of(trace))?;
     if let Some(failure) = run.failure {
         return Err(PredictError::Failed(failure));
     }

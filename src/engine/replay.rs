@@ -4,12 +4,12 @@ use std::time::Instant;
 
 use rayon::prelude::*;
 
-use super::clock::program_times;
 use super::completions::Completions;
 use super::loading::Loading;
+use super::prepared::{DeviceSize, Prepared};
 use super::result::{
     AddressSpread, AllocatorSummary, DeviceSummary, FinalLevels, Outcome, RunResult,
-    SCHEMA_VERSION, SimulatedTime, StartSummary, Status, TraceSummary, Wall,
+    SCHEMA_VERSION, SimulatedTime, StartSummary, Status, Wall,
 };
 use crate::alloc::registry::{self, Visitor};
 use crate::alloc::spec::{AllocSpec, SpecError};
@@ -119,21 +119,36 @@ pub fn run(
     options: &RunOptions,
     observe: Observe,
 ) -> Result<Observed, RunError> {
-    let (runner, inputs) = prepare(trace, spec, options, observe);
+    Prepared::new(trace, options).run(spec, None, observe)
+}
+
+/// Takes a prepared trace through one allocator on a device of this size.
+///
+/// # Errors
+/// As [`run`].
+pub(super) fn run_on(
+    prepared: &Prepared<'_>,
+    spec: &AllocSpec,
+    size: DeviceSize,
+    observe: Observe,
+) -> Result<Observed, RunError> {
+    let (runner, inputs) = prepare(prepared, spec, size, observe);
     registry::build(spec, &inputs, runner)?
 }
 
-/// Takes a trace through one allocator with a sink of the caller's, and nothing else.
+/// Takes a prepared trace through one allocator with a sink of the caller's, and nothing else.
 ///
 /// # Errors
 /// As [`run`].
 pub(super) fn watch<S: Sink>(
-    trace: &Trace,
+    prepared: &Prepared<'_>,
     spec: &AllocSpec,
-    options: &RunOptions,
+    size: DeviceSize,
+    stop_on_oom: bool,
     sink: S,
 ) -> Result<(Watched, S), RunError> {
-    let (runner, inputs) = prepare(trace, spec, options, Observe::default());
+    let (mut runner, inputs) = prepare(prepared, spec, size, Observe::default());
+    runner.stop_on_oom = stop_on_oom;
     registry::build(spec, &inputs, Watcher { runner, sink })?
 }
 
@@ -144,27 +159,35 @@ pub(super) struct Watched {
     pub(super) peaks: Peaks,
     /// What the real allocator would not have survived.
     pub(super) failure: Option<String>,
+    /// The first refused request.
+    pub(super) refusal: Option<Refusal>,
+    /// The allocator's limit in bytes.
+    pub(super) limit_bytes: Option<u64>,
+    /// The allocator took over the layout that the history begins with.
+    pub(super) layout_kept: bool,
 }
 
 /// The runner of a trace and what its allocator may know.
 fn prepare<'a>(
-    trace: &'a Trace,
+    prepared: &'a Prepared<'a>,
     spec: &'a AllocSpec,
-    options: &'a RunOptions,
+    size: DeviceSize,
     observe: Observe,
 ) -> (Runner<'a>, BuildInputs) {
-    let capacity_bytes = options
-        .capacity_bytes
-        .or(trace.header.device.capacity_bytes)
-        .or(trace.header.device.total_bytes);
-    // A device of another size reports that size.
-    let total_bytes = match options.capacity_bytes {
-        Some(bytes) => Some(bytes),
-        None => trace.header.device.total_bytes.or(capacity_bytes),
-    };
+    let (trace, options) = (prepared.trace(), prepared.options());
+    let (capacity_bytes, total_bytes) = size.capacity_and_total_bytes(trace);
     let inputs = build_inputs(trace, options, total_bytes);
-    let loading = None;
-    let runner = Runner { trace, spec, options, observe, capacity_bytes, total_bytes, loading };
+    let runner = Runner {
+        prepared,
+        trace,
+        spec,
+        options,
+        observe,
+        capacity_bytes,
+        total_bytes,
+        stop_on_oom: options.stop_on_oom,
+        loading: None,
+    };
     (runner, inputs)
 }
 
@@ -192,12 +215,14 @@ fn build_inputs(
 
 /// Runs an allocator whose type is known.
 struct Runner<'a> {
+    prepared: &'a Prepared<'a>,
     trace: &'a Trace,
     spec: &'a AllocSpec,
     options: &'a RunOptions,
     observe: Observe,
     capacity_bytes: Option<u64>,
     total_bytes: Option<u64>,
+    stop_on_oom: bool,
     /// How the program loads, for the driver model.
     loading: Option<Loading>,
 }
@@ -213,7 +238,7 @@ impl Visitor for Runner<'_> {
         let mut sim = self.sim(policy)?;
         let started = self.start(&mut allocator, &mut sim);
         let device = self.wrapped(sim);
-        let program_ns = program_times(self.trace, &self.options.profile);
+        let program_ns = self.prepared.program_times();
         let watched = self.observe != Observe::default() || self.options.paranoid;
         // The unwatched loop is compiled without any sink; whatever is watched shares one other.
         let (run, decisions, timeline) = if watched {
@@ -234,8 +259,7 @@ impl Visitor for Runner<'_> {
                 });
             }
             let decisions = decisions.map_or_else(Vec::new, |sink| sink.rows);
-            let timeline =
-                timeline.map_or_else(Vec::new, |sink| self.timed(sink.rows, &program_ns));
+            let timeline = timeline.map_or_else(Vec::new, |sink| self.timed(sink.rows, program_ns));
             (run, decisions, timeline)
         } else {
             let (run, _) =
@@ -265,9 +289,19 @@ impl<S: Sink> Visitor for Watcher<'_, S> {
         let mut runner = self.runner;
         let policy = runner.address_policy::<A>();
         runner.find_loading(policy);
-        let sim = runner.sim(policy)?;
-        let (run, sink) = runner.replay_on(sim, allocator, self.sink);
-        Ok((Watched { peaks: run.peaks, failure: run.allocator.failure() }, sink))
+        let mut sim = runner.sim(policy)?;
+        let mut allocator = allocator;
+        let started = runner.start(&mut allocator, &mut sim);
+        let (run, sink) =
+            runner.replay(allocator, runner.wrapped(sim), self.sink, u64::MAX, &started);
+        let watched = Watched {
+            peaks: run.peaks,
+            failure: run.allocator.failure(),
+            refusal: run.refusal,
+            limit_bytes: run.allocator.limit_bytes(),
+            layout_kept: matches!(started, Started::TakenOver(_)),
+        };
+        Ok((watched, sink))
     }
 }
 
@@ -297,11 +331,24 @@ struct Replayed<A> {
 
 /// The first refused request.
 #[derive(Clone, Copy, Debug)]
-struct Refusal {
+pub(super) struct Refusal {
     event: u64,
     requested_bytes: u64,
     largest_hole_bytes: u64,
     reserved_bytes: u64,
+}
+
+impl Refusal {
+    /// One line for people.
+    pub(super) fn message(&self) -> String {
+        format!(
+            "event {} asked for {}: largest hole {}, {} reserved",
+            self.event,
+            Bytes(self.requested_bytes),
+            Bytes(self.largest_hole_bytes),
+            Bytes(self.reserved_bytes),
+        )
+    }
 }
 
 impl Runner<'_> {
@@ -317,7 +364,7 @@ impl Runner<'_> {
     fn find_loading(&mut self, policy: AddressPolicy) {
         let wanted = policy == AddressPolicy::Chunks || self.options.address_seeds > 0;
         if wanted && self.trace.start.is_none() {
-            self.loading = Loading::of(self.trace);
+            self.loading = self.prepared.loading();
         }
     }
 
@@ -474,12 +521,12 @@ impl Runner<'_> {
         let loading_events = self.loading.map_or(0, |loading| loading.events);
         let (loading, computing) = events.split_at(loading_events.min(events.len()));
         let started = Instant::now();
-        let stopped = replay.run(0, loading, self.options.stop_on_oom);
+        let stopped = replay.run(0, loading, self.stop_on_oom);
         if !stopped {
             if let Some(loading) = self.loading {
                 replay.env.device.inner_mut().inner_mut().load_kernels(loading.last_copy);
             }
-            replay.run(loading.len(), computing, self.options.stop_on_oom);
+            replay.run(loading.len(), computing, self.stop_on_oom);
         }
         let seconds = started.elapsed().as_secs_f64();
         let replayed = Replayed {
@@ -562,7 +609,7 @@ impl Runner<'_> {
         RunResult {
             schema_version: SCHEMA_VERSION,
             fraglab_version: env!("CARGO_PKG_VERSION"),
-            trace: self.trace_summary(),
+            trace: self.prepared.summary().clone(),
             allocator: AllocatorSummary {
                 name: self.spec.to_string(),
                 params: run.allocator.params().into_iter().collect(),
@@ -619,39 +666,12 @@ impl Runner<'_> {
                 message: None,
             };
         };
-        let message = format!(
-            "event {} asked for {}: largest hole {}, {} reserved",
-            refusal.event,
-            Bytes(refusal.requested_bytes),
-            Bytes(refusal.largest_hole_bytes),
-            Bytes(refusal.reserved_bytes),
-        );
         Outcome {
             status: Status::Oom,
             event_index: Some(refusal.event),
             requested_bytes: Some(refusal.requested_bytes),
             largest_hole_bytes: Some(refusal.largest_hole_bytes),
-            message: Some(message),
-        }
-    }
-
-    fn trace_summary(&self) -> TraceSummary {
-        let trace = self.trace;
-        let is_alloc = |event: &&Event| matches!(event.op, Op::Alloc(_));
-        let source = &trace.header.source;
-        let kind = serde_json::to_value(source.kind).ok();
-        let kind = kind.as_ref().and_then(|kind| kind.as_str()).unwrap_or("unknown");
-        TraceSummary {
-            name: trace.header.name.clone(),
-            events: trace.events.len() as u64,
-            allocs: trace.events.iter().filter(is_alloc).count() as u64,
-            requested_bytes_peak: trace.requested_bytes_peak(),
-            streams: trace.streams.len() as u64,
-            source: match &source.version {
-                Some(version) => format!("{kind} {version}"),
-                None => kind.to_owned(),
-            },
-            history_share: trace.header.history.share(),
+            message: Some(refusal.message()),
         }
     }
 

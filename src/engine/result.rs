@@ -132,6 +132,17 @@ pub enum Status {
     Failed,
 }
 
+impl Status {
+    /// The name in files: `ok`, `oom`, `failed`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Status::Ok => "ok",
+            Status::Oom => "oom",
+            Status::Failed => "failed",
+        }
+    }
+}
+
 /// How a run ended, with the first refusal.
 #[derive(Clone, Debug, Serialize)]
 pub struct Outcome {

@@ -2,7 +2,6 @@
 
 use super::grid::{Align, Cell, Grid};
 use super::{SizeUnit, Style, Tone, counted, duration, grouped, percent, printable, rate, wrapped};
-use crate::device::CallCounts;
 use crate::engine::{Outcome, RunResult, Status};
 use crate::metrics::{Split, SplitAt};
 use crate::units::Bytes;
@@ -101,7 +100,7 @@ fn split_line(split: &Split) -> String {
 }
 
 /// `llama-1b: 231,791 events, 1 stream, torch_snapshot 2.11.0+cu130, 71.2% of its history`
-fn trace_line(result: &RunResult, share_is_bound: bool, style: Style) -> String {
+pub(super) fn trace_line(result: &RunResult, share_is_bound: bool, style: Style) -> String {
     let trace = &result.trace;
     let mut parts = vec![counted(trace.events, "event"), counted(trace.streams, "stream")];
     if !trace.source.is_empty() {
@@ -128,25 +127,37 @@ fn trace_line(result: &RunResult, share_is_bound: bool, style: Style) -> String 
     }
 }
 
-/// `device: 139.80 GiB, costs of h200; settings max_split_size_mb:128; limit 60 GiB`
+/// `device: sim 139.80 GiB, costs of h200; settings max_split_size_mb:128; limit 60 GiB`
 fn device_line(result: &RunResult, settings: Option<&str>) -> String {
+    let capacity = capacity(result);
+    let limit = result.allocator.limit_bytes;
+    wrapped("", &setup(result, Some(&capacity), settings, limit).join("; "), "  ")
+}
+
+/// `139.80 GiB`, or `unlimited`
+pub(super) fn capacity(result: &RunResult) -> String {
+    let bytes = result.device.capacity_bytes;
+    bytes.map_or_else(|| "unlimited".to_owned(), |bytes| Bytes(bytes).to_string())
+}
+
+/// What was replayed on, in parts: device, settings, limit.
+pub(super) fn setup(
+    result: &RunResult,
+    capacity: Option<&str>,
+    settings: Option<&str>,
+    limit_bytes: Option<u64>,
+) -> Vec<String> {
     let device = &result.device;
-    let capacity = match device.capacity_bytes {
-        Some(bytes) => Bytes(bytes).to_string(),
-        None => "unlimited".to_owned(),
-    };
-    let mut parts = vec![format!(
-        "device: {} {capacity}, costs of {}",
-        device.kind,
-        printable(&device.profile)
-    )];
+    let capacity = capacity.map(|capacity| format!(" {capacity}")).unwrap_or_default();
+    let costs = printable(&device.profile);
+    let mut parts = vec![format!("device: {}{capacity}, costs of {costs}", device.kind)];
     if let Some(settings) = settings.filter(|settings| !settings.is_empty()) {
         parts.push(format!("settings {}", printable(settings)));
     }
-    if let Some(limit) = result.allocator.limit_bytes {
+    if let Some(limit) = limit_bytes {
         parts.push(format!("limit {}", Bytes(limit)));
     }
-    wrapped("", &parts.join("; "), "  ")
+    parts
 }
 
 fn table(results: &[&RunResult]) -> Grid {
@@ -191,7 +202,7 @@ fn table(results: &[&RunResult]) -> Grid {
             unit.cell(peaks.reserved_bytes_peak).into(),
             unit.signed_cell(result.excess_bytes).into(),
             percent(result.fragmentation).into(),
-            calls_cell(total_calls(&result.calls)).into(),
+            calls_cell(result.calls.total()).into(),
             duration(result.time.allocator_device_ns).into(),
             rate(result.wall.events_per_second).into(),
         ];
@@ -200,38 +211,21 @@ fn table(results: &[&RunResult]) -> Grid {
     grid
 }
 
-fn status_cell(status: Status) -> Cell {
-    match status {
-        Status::Ok => Cell::toned("ok", Tone::Good),
-        Status::Oom => Cell::toned("oom", Tone::Bad),
-        Status::Failed => Cell::toned("failed", Tone::Bad),
-    }
+pub(super) fn status_cell(status: Status) -> Cell {
+    let tone = match status {
+        Status::Ok => Tone::Good,
+        Status::Oom | Status::Failed => Tone::Bad,
+    };
+    Cell::toned(status.name(), tone)
 }
 
 /// Exact while it is short: the JSON has every digit.
-fn calls_cell(calls: u64) -> String {
+pub(super) fn calls_cell(calls: u64) -> String {
     if calls < 100_000 { grouped(calls) } else { rate(calls as f64) }
 }
 
-fn total_calls(calls: &CallCounts) -> u64 {
-    let CallCounts {
-        malloc,
-        free,
-        address_reserve,
-        address_free,
-        create,
-        release,
-        map,
-        unmap,
-        set_access,
-    } = *calls;
-    [malloc, free, address_reserve, address_free, create, release, map, unmap, set_access]
-        .into_iter()
-        .sum()
-}
-
 /// What went wrong, under the row.
-fn note(result: &RunResult) -> String {
+pub(super) fn note(result: &RunResult) -> String {
     match result.outcome.status {
         Status::Ok => start(result),
         Status::Oom => start(result) + &wrapped("  ", &oom(result), "    "),
@@ -326,6 +320,7 @@ pub(crate) mod tests {
     use serde_json::Value;
 
     use super::*;
+    use crate::device::CallCounts;
     use crate::engine::{
         AllocatorSummary, DeviceSummary, FinalLevels, SCHEMA_VERSION, SimulatedTime, TraceSummary,
         Wall,
