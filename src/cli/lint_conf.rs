@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::Verdict;
 use super::console::Console;
 use super::input::ReadFailure;
-use super::run::parse_size;
+use super::setup::parse_size;
 use crate::alloc::caching::{self, Circumstances, Lint, SettingsVariable, TorchVersion};
 use crate::report::json;
 use crate::report::text::{self, Effect};

@@ -15,6 +15,7 @@
 //! Every error is one line on standard error, `fraglab: FILE: message`; an error in a text trace or
 //! a settings string is followed by the line it stands in and a caret. A closed pipe is no error.
 
+mod compare;
 mod console;
 mod convert;
 mod expectations;
@@ -25,6 +26,7 @@ mod list;
 mod output;
 mod progress;
 mod run;
+mod setup;
 mod verify;
 
 use std::process::ExitCode;
@@ -43,6 +45,8 @@ const AFTER_HELP: &str = "\
 Examples:
   fraglab run --trace snapshot.pickle --alloc caching,native
       what PyTorch's allocator would reserve, and what one device malloc per tensor would
+  fraglab compare --trace snapshot.pickle
+      every allocator side by side, and the smallest device on which each completes
   fraglab verify snapshot.pickle
       whether the simulated allocator does exactly what the recorded one did
   fraglab info snapshot.pickle
@@ -79,6 +83,8 @@ struct Cli {
 enum Command {
     /// Replay traces through allocators and show what each reserves
     Run(run::Args),
+    /// Show allocators side by side, and the smallest device on which each completes
+    Compare(compare::Args),
     /// Compare the simulated PyTorch allocator with what a recording's real one did
     Verify(verify::Args),
     /// Tell what is in a trace: its source, settings, history and statistics
@@ -135,6 +141,7 @@ fn execute(cli: Cli, console: &Console) -> anyhow::Result<Verdict> {
     }
     match cli.command {
         Command::Run(args) => run::execute(args, console),
+        Command::Compare(args) => compare::execute(args, console),
         Command::Verify(args) => verify::execute(&args, console),
         Command::Info(args) => info::execute(&args, console),
         Command::Convert(args) => convert::execute(&args, console),

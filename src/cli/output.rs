@@ -35,8 +35,29 @@ pub(super) fn save(
     Ok(())
 }
 
+/// Refuses outputs that would overwrite an input or each other.
+///
+/// # Errors
+/// If an output is the same file as an input or another output.
+pub(super) fn check_places<'a>(
+    inputs: &[PathBuf],
+    outputs: impl Iterator<Item = &'a Path>,
+) -> anyhow::Result<()> {
+    let mut earlier: Vec<&Path> = Vec::new();
+    for output in outputs {
+        refuse_overwrite(inputs, output)?;
+        anyhow::ensure!(
+            !earlier.iter().any(|other| same_place(other, output)),
+            "{}: is named for two outputs: give each a file of its own",
+            output.display()
+        );
+        earlier.push(output);
+    }
+    Ok(())
+}
+
 /// Whether two names lead to one file, there already or not.
-pub(super) fn same_place(one: &Path, other: &Path) -> bool {
+fn same_place(one: &Path, other: &Path) -> bool {
     let place = |path: &Path| {
         if let Ok(there) = path.canonicalize() {
             return there;

@@ -24,17 +24,26 @@ impl Progress {
     /// A bar over files; it shows if standard error is a terminal, `quiet` is not asked for, and
     /// the work on these files is long.
     pub(super) fn over(files: &[PathBuf], quiet: bool) -> Progress {
-        let total_bytes: u64 = files.iter().filter_map(|file| size_on_disk(file)).sum();
-        let target = if quiet || total_bytes < LONG_BYTES {
+        let is_short = bytes_of(files) < LONG_BYTES;
+        Progress::new(files, files.len(), "files", quiet || is_short)
+    }
+
+    /// A bar over the cells of a comparison, each of which is many replays; it names the newest.
+    pub(super) fn over_cells(files: &[PathBuf], cells: usize, quiet: bool) -> Progress {
+        Progress::new(files, cells, "cells", quiet)
+    }
+
+    fn new(files: &[PathBuf], count: usize, unit: &'static str, hidden: bool) -> Progress {
+        let target = if hidden {
             ProgressDrawTarget::hidden()
         } else {
             // Hides itself where standard error is no terminal.
             ProgressDrawTarget::stderr()
         };
-        let bar = ProgressBar::with_draw_target(Some(files.len() as u64), target);
+        let bar = ProgressBar::with_draw_target(Some(count as u64), target);
         let read_bytes = Arc::new(AtomicU64::new(0));
         if !bar.is_hidden() {
-            bar.set_style(style(Arc::clone(&read_bytes), total_bytes));
+            bar.set_style(style(Arc::clone(&read_bytes), bytes_of(files), unit));
             bar.enable_steady_tick(Duration::from_millis(200));
         }
         Progress { bar, read_bytes }
@@ -50,15 +59,27 @@ impl Progress {
     pub(super) fn file_done(&self) {
         self.bar.inc(1);
     }
+
+    /// Cells are done, or will never be.
+    pub(super) fn cells_done(&self, count: usize, newest: String) {
+        self.bar.set_message(newest);
+        self.bar.inc(count as u64);
+    }
 }
 
-fn style(read_bytes: Arc<AtomicU64>, total_bytes: u64) -> ProgressStyle {
+fn bytes_of(files: &[PathBuf]) -> u64 {
+    files.iter().filter_map(|file| size_on_disk(file)).sum()
+}
+
+fn style(read_bytes: Arc<AtomicU64>, total_bytes: u64, unit: &str) -> ProgressStyle {
     let read = move |_: &ProgressState, out: &mut dyn std::fmt::Write| {
         let done = Bytes(read_bytes.load(Ordering::Relaxed));
         // A bar that cannot be drawn is no loss.
         let _ = write!(out, "{done} of {}", Bytes(total_bytes));
     };
-    ProgressStyle::with_template("{bar:30} {pos}/{len} files done, {read} read, {elapsed}")
+    let template =
+        format!("{{bar:30}} {{pos}}/{{len}} {unit} done, {{read}} read, {{elapsed}} {{msg}}");
+    ProgressStyle::with_template(&template)
         .unwrap_or_else(|_| ProgressStyle::default_bar())
         .with_key("read", read)
 }

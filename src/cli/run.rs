@@ -6,7 +6,6 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-use clap::ValueEnum;
 use rayon::prelude::*;
 
 use super::Verdict;
@@ -15,17 +14,14 @@ use super::expectations::{ExpectReport, Expected, place};
 use super::input;
 use super::output;
 use super::progress::Progress;
-use crate::alloc::registry::{self, Visitor};
+use super::setup::{self, AllocList, ReadArgs, SetupArgs, TraceArgs, parse_alloc_list, parse_size};
 use crate::alloc::spec::{AllocSpec, SpecError};
-use crate::alloc::{Allocator, BuildInputs};
-use crate::device::sim::UNLIMITED_TOTAL_BYTES;
-use crate::device::{CostProfile, GRANULARITY_BYTES};
 use crate::engine::{self, Observe, Observed, RunOptions, RunResult, Status};
 use crate::import::ReadOptions;
 use crate::report::json;
 use crate::report::table::{self, Part, TableFormat};
 use crate::report::text::{self, TraceRuns};
-use crate::trace::{AddressPolicy, Expectation, Trace};
+use crate::trace::{Expectation, Trace};
 use crate::units::Bytes;
 
 const AFTER_HELP: &str = "\
@@ -75,13 +71,8 @@ for.";
 #[derive(Debug, clap::Args)]
 #[command(after_help = AFTER_HELP)]
 pub(super) struct Args {
-    /// Traces of any format, told by content; `-` is standard input
-    #[arg(long = "trace", num_args = 1.., value_name = "TRACE", required_unless_present = "more")]
-    traces: Vec<PathBuf>,
-
-    /// The same without --trace
-    #[arg(value_name = "TRACE", id = "more")]
-    more_traces: Vec<PathBuf>,
+    #[command(flatten)]
+    traces: TraceArgs,
 
     /// Allocators, with commas: NAME[+key=value]... [default: caching]
     ///
@@ -91,33 +82,14 @@ pub(super) struct Args {
     #[arg(long = "alloc", value_name = "A[,B...]", value_parser = parse_alloc_list)]
     allocs: Vec<AllocList>,
 
-    /// What device calls cost: a profile that ships (see `fraglab list`) or a file NAME.json
-    #[arg(long, value_name = "PROFILE", default_value = "h200")]
-    profile: String,
-
     /// Physical memory of the simulated device, as in 80GiB
     ///
     /// By default the trace's own, else what the recorded device had, else unlimited.
     #[arg(long, value_name = "SIZE", value_parser = parse_size, long_help = capacity_help())]
     capacity: Option<Bytes>,
 
-    /// Memory limit of the allocator, as in 60GiB; by default the trace's
-    ///
-    /// What torch.cuda.set_per_process_memory_fraction sets. Units as for --capacity.
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    limit: Option<Bytes>,
-
-    /// A PYTORCH_CUDA_ALLOC_CONF string in place of the recorded one
-    ///
-    /// As in max_split_size_mb:128,garbage_collection_threshold:0.8; an empty string means
-    /// PyTorch's defaults. Settings that the program gave while it ran are then left out.
-    /// Parameters of --alloc come on top.
-    #[arg(long, value_name = "STRING")]
-    pytorch_conf: Option<String>,
-
-    /// Which addresses the simulated device gives out [default: the trace's, else chunks]
-    #[arg(long, value_enum, value_name = "POLICY")]
-    addresses: Option<Addresses>,
+    #[command(flatten)]
+    setup: SetupArgs,
 
     /// Run again under N address policies and tell how far the answer hangs on addresses
     #[arg(long, value_name = "N", long_help = ADDRESS_SEEDS_HELP)]
@@ -155,13 +127,8 @@ pub(super) struct Args {
     #[arg(long)]
     paranoid: bool,
 
-    /// Which GPU of a snapshot with several
-    #[arg(long, value_name = "N")]
-    gpu: Option<u32>,
-
-    /// Print no tables, warnings or progress; errors and failed expectations still show
-    #[arg(long, short)]
-    quiet: bool,
+    #[command(flatten)]
+    reading: ReadArgs,
 }
 
 fn capacity_help() -> String {
@@ -170,47 +137,6 @@ fn capacity_help() -> String {
          what the recorded device had, else unlimited. {}",
         super::SIZES_HELP
     )
-}
-
-/// Address policies as words.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Addresses {
-    /// As the driver does it: 32 MiB chunks, descending, leftovers of the newest filled first
-    Chunks,
-    /// Each range above all earlier ones
-    Ascending,
-    /// Each range below all earlier ones
-    Descending,
-    /// The addresses that the recording shows
-    Recorded,
-}
-
-impl From<Addresses> for AddressPolicy {
-    fn from(addresses: Addresses) -> Self {
-        match addresses {
-            Addresses::Chunks => AddressPolicy::Chunks,
-            Addresses::Ascending => AddressPolicy::Ascending,
-            Addresses::Descending => AddressPolicy::Descending,
-            Addresses::Recorded => AddressPolicy::Recorded,
-        }
-    }
-}
-
-/// One `--alloc`.
-#[derive(Clone, Debug)]
-struct AllocList(Vec<AllocSpec>);
-
-fn parse_alloc_list(text: &str) -> Result<AllocList, crate::alloc::spec::SpecError> {
-    AllocSpec::parse_list(text).map(AllocList)
-}
-
-/// A size of which nothing would be no size.
-pub(super) fn parse_size(text: &str) -> Result<Bytes, String> {
-    match text.parse::<Bytes>() {
-        Ok(Bytes(0)) => Err("expected a size above 0, as in 80GiB".to_owned()),
-        Ok(size) => Ok(size),
-        Err(error) => Err(error.to_string()),
-    }
 }
 
 /// A table to write and its form.
@@ -243,70 +169,45 @@ struct Plan {
 }
 
 impl Plan {
-    fn new(mut args: Args) -> anyhow::Result<Plan> {
-        args.traces.append(&mut args.more_traces);
-        input::check_stdin_once(&args.traces)?;
-        let outputs: Vec<&PathBuf> =
-            [&args.json, &args.decisions, &args.timeline].into_iter().flatten().collect();
-        for (index, output) in outputs.iter().enumerate() {
-            output::refuse_overwrite(&args.traces, output)?;
-            anyhow::ensure!(
-                !outputs[..index].iter().any(|other| output::same_place(other, output)),
-                "{}: is named for two outputs: give each a file of its own",
-                output.display()
-            );
-        }
+    fn new(args: Args) -> anyhow::Result<Plan> {
+        let traces = args.traces.paths()?;
+        let outputs = [&args.json, &args.decisions, &args.timeline].map(Option::as_deref);
+        output::check_places(&traces, outputs.into_iter().flatten())?;
         let mut specs: Vec<AllocSpec> = args.allocs.into_iter().flat_map(|list| list.0).collect();
         if specs.is_empty() && !args.check_expect {
             specs.push(AllocSpec { name: "caching".to_owned(), params: Vec::new() });
         }
         let options = RunOptions {
             capacity_bytes: args.capacity.map(|size| size.0),
-            limit_bytes: args.limit.map(|size| size.0),
-            settings: args.pytorch_conf,
-            address_policy: args.addresses.map(Into::into),
             stop_on_oom: args.stop_on_oom,
             paranoid: args.paranoid,
             address_seeds: args.address_seeds.unwrap_or(0),
-            ..RunOptions::new(profile(&args.profile)?)
+            ..args.setup.options()?
         };
         let plan = Plan {
-            traces: args.traces,
+            traces,
             specs,
             options,
             observe: Observe {
                 decisions: args.decisions.is_some(),
                 timeline: args.timeline.is_some(),
             },
-            gpu: args.gpu,
+            gpu: args.reading.gpu,
             json: args.json,
             decisions: TableFile::plan(args.decisions)?,
             timeline: TableFile::plan(args.timeline)?,
             check_expect: args.check_expect,
-            quiet: args.quiet,
+            quiet: args.reading.quiet,
         };
-        plan.check_specs()?;
+        // A misspelt allocator is told before any file is read.
+        for spec in &plan.specs {
+            plan.check_spec(spec)?;
+        }
         Ok(plan)
     }
 
-    /// A misspelt allocator is told before any file is read.
-    fn check_specs(&self) -> anyhow::Result<()> {
-        for spec in &self.specs {
-            self.check_spec(spec)?;
-        }
-        Ok(())
-    }
-
-    /// Whether an allocator can be built on a device of some size.
     fn check_spec(&self, spec: &AllocSpec) -> Result<(), SpecError> {
-        let total_bytes = self.options.capacity_bytes.unwrap_or(UNLIMITED_TOTAL_BYTES);
-        let inputs = BuildInputs {
-            settings: self.options.settings.clone(),
-            limit_bytes: self.options.limit_bytes,
-            device_total_bytes: Some(total_bytes),
-            ..BuildInputs::default()
-        };
-        registry::build(spec, &inputs, Buildable)
+        setup::check_spec(spec, &self.options, self.options.capacity_bytes)
     }
 
     /// Whether nothing is asked to be other than it was recorded.
@@ -317,21 +218,6 @@ impl Plan {
             && limit_bytes.is_none()
             && settings.is_none()
             && address_policy.is_none()
-    }
-
-    /// What was typed but can hardly be meant.
-    fn doubts(&self) -> Vec<String> {
-        let sizes =
-            [("--capacity", self.options.capacity_bytes), ("--limit", self.options.limit_bytes)];
-        let small = sizes.into_iter().filter_map(|(flag, bytes)| {
-            let bytes = bytes.filter(|&bytes| bytes < GRANULARITY_BYTES)?;
-            Some(format!(
-                "{flag} {} holds not one segment of {}: a number without a unit is bytes",
-                Bytes(bytes),
-                Bytes(GRANULARITY_BYTES)
-            ))
-        });
-        small.collect()
     }
 
     /// The allocators for one trace: those its expectations name, then those asked for.
@@ -355,24 +241,6 @@ impl Plan {
         }
         Ok(specs)
     }
-}
-
-/// Wants to know only whether an allocator can be built.
-struct Buildable;
-
-impl Visitor for Buildable {
-    type Output = ();
-
-    fn visit<A: Allocator + Send + 'static>(self, _allocator: A) {}
-}
-
-/// A profile that ships, or one from a file.
-fn profile(name: &str) -> anyhow::Result<CostProfile> {
-    if !name.ends_with(".json") {
-        return Ok(CostProfile::shipped(name)?);
-    }
-    let text = std::fs::read_to_string(name).context(name.to_owned())?;
-    CostProfile::from_json(&text).context(name.to_owned())
 }
 
 /// What is kept of one trace after its replays.
@@ -416,9 +284,7 @@ impl TraceRun {
 /// told, and the others go on.
 pub(super) fn execute(args: Args, console: &Console) -> anyhow::Result<Verdict> {
     let plan = Plan::new(args)?;
-    for doubt in plan.doubts() {
-        console.note(&format!("fraglab: warning: {doubt}"));
-    }
+    setup::tell_doubts(plan.options.capacity_bytes, plan.options.limit_bytes, console);
     let mut verdict = Verdict::Good;
     let mut runs = Vec::new();
     let mut single = plan.traces.len() == 1;
@@ -451,14 +317,14 @@ pub(super) fn execute(args: Args, console: &Console) -> anyhow::Result<Verdict> 
     Ok(verdict)
 }
 
-/// Traces of one name are called by their paths, so that tables and JSON tell them apart.
+/// Calls traces of one name by their paths.
 fn tell_apart(runs: &mut [(&Path, TraceRun)]) {
-    let names: Vec<String> = runs.iter().map(|(_, run)| run.name().to_owned()).collect();
-    for (path, run) in runs {
-        if names.iter().filter(|name| *name == run.name()).count() > 1 {
-            for observed in run.cells.iter_mut().filter_map(|cell| cell.outcome.as_mut().ok()) {
-                observed.result.trace.name = path.display().to_string();
-            }
+    let names: Vec<(&Path, String)> =
+        runs.iter().map(|(path, run)| (*path, run.name().to_owned())).collect();
+    for (path, (_, run)) in setup::paths_for_names(&names).into_iter().zip(runs) {
+        let Some(path) = path else { continue };
+        for observed in run.cells.iter_mut().filter_map(|cell| cell.outcome.as_mut().ok()) {
+            observed.result.trace.name = path.display().to_string();
         }
     }
 }
@@ -522,27 +388,11 @@ fn tell_problems(plan: &Plan, path: &Path, run: &TraceRun, console: &Console) ->
             console.warn(path, warning);
         }
     }
-    let mut verdict = Verdict::Good;
-    for cell in &run.cells {
-        match &cell.outcome {
-            Ok(observed) if observed.result.outcome.status == Status::Failed => {
-                let message = observed.result.outcome.message.as_deref();
-                console.error(&anyhow::anyhow!(
-                    "{}: {}: {}",
-                    path.display(),
-                    cell.spec,
-                    message.unwrap_or("the replay could not be done")
-                ));
-                verdict = Verdict::Failed;
-            }
-            Ok(_) => {}
-            Err(error) => {
-                console.error(error);
-                verdict = Verdict::Failed;
-            }
-        }
-    }
-    verdict
+    let cells = run.cells.iter().map(|cell| {
+        let outcome = cell.outcome.as_ref().map(|observed| &observed.result);
+        setup::tell_cell(path, &cell.spec.to_string(), outcome, console)
+    });
+    cells.max().unwrap_or(Verdict::Good)
 }
 
 fn write_files(
@@ -607,16 +457,4 @@ fn print_tables(runs: &[(&Path, TraceRun)], console: &Console) -> anyhow::Result
     let screens: Vec<String> = screens.filter(|screen| !screen.is_empty()).collect();
     console.print(&screens.join("\n"))?;
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_of_nothing_are_refused() {
-        assert_eq!(parse_size("80GiB"), Ok(Bytes(80 << 30)));
-        assert!(parse_size("0MiB").unwrap_err().contains("above 0"));
-        assert!(parse_size("lots").unwrap_err().contains("is not a unit"));
-    }
 }

@@ -60,11 +60,11 @@ pub(super) struct Args {
     predict: bool,
 
     /// Memory limit of the recorded runs, as in 60GiB, where no truth file tells
-    #[arg(long, value_name = "SIZE", value_parser = super::run::parse_size)]
+    #[arg(long, value_name = "SIZE", value_parser = super::setup::parse_size)]
     limit: Option<Bytes>,
 
     /// Total memory of the recorded device, as in 80GiB, where no truth file tells
-    #[arg(long, value_name = "SIZE", value_parser = super::run::parse_size)]
+    #[arg(long, value_name = "SIZE", value_parser = super::setup::parse_size)]
     capacity: Option<Bytes>,
 }
 

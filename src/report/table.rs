@@ -1,13 +1,14 @@
-//! Logs as tables: CSV, and Parquet where the feature `analytics` is on.
+//! Logs and comparisons as tables: CSV, and Parquet where the feature `analytics` is on.
 //!
 //! A table is described once, as a list of columns, and both formats follow from it. Rows of
 //! several runs go into one table; the columns `trace` and `allocator` then stand first and tell
 //! them apart.
 
-use std::fmt::Write as _;
+use std::fmt::{Display, Write as _};
 use std::io::{self, Write};
 use std::path::Path;
 
+use crate::engine::{Compared, SmallestCapacity};
 use crate::metrics::{DecisionRow, TimelineRow};
 
 /// A table could not be written.
@@ -54,9 +55,19 @@ impl TableFormat {
         let extension = path.extension().and_then(|extension| extension.to_str());
         match extension.map(str::to_ascii_lowercase).as_deref() {
             Some("csv") => Ok(TableFormat::Csv),
-            Some("parquet") if cfg!(feature = "analytics") => Ok(TableFormat::Parquet),
-            Some("parquet") => Err(TableError::NoParquet),
+            Some("parquet") => TableFormat::Parquet.check(),
             _ => Err(TableError::Name),
+        }
+    }
+
+    /// This form, if this program can write it.
+    ///
+    /// # Errors
+    /// If it is Parquet and that was left out.
+    pub fn check(self) -> Result<TableFormat, TableError> {
+        match self {
+            TableFormat::Parquet if !cfg!(feature = "analytics") => Err(TableError::NoParquet),
+            form => Ok(form),
         }
     }
 }
@@ -77,7 +88,10 @@ pub struct Part<'a, R> {
 /// How the value of a column is read off a row.
 enum Read<R> {
     Number(fn(&R) -> Option<u64>),
-    Word(for<'a> fn(&Part<'a, R>, &R) -> &'a str),
+    Difference(fn(&R) -> Option<i64>),
+    Fraction(fn(&R) -> Option<f64>),
+    Flag(fn(&R) -> Option<bool>),
+    Word(for<'a> fn(&Part<'a, R>, &'a R) -> &'a str),
 }
 
 struct Column<R> {
@@ -89,7 +103,11 @@ fn number<R>(name: &'static str, read: fn(&R) -> Option<u64>) -> Column<R> {
     Column { name, read: Read::Number(read) }
 }
 
-fn word<R>(name: &'static str, read: for<'a> fn(&Part<'a, R>, &R) -> &'a str) -> Column<R> {
+fn fraction<R>(name: &'static str, read: fn(&R) -> Option<f64>) -> Column<R> {
+    Column { name, read: Read::Fraction(read) }
+}
+
+fn word<R>(name: &'static str, read: for<'a> fn(&Part<'a, R>, &'a R) -> &'a str) -> Column<R> {
     Column { name, read: Read::Word(read) }
 }
 
@@ -130,7 +148,7 @@ fn timeline_columns(labelled: bool) -> Vec<Column<TimelineRow>> {
 }
 
 /// The phase of a row, empty before the first begins.
-fn phase_name<'a>(part: &Part<'a, TimelineRow>, row: &TimelineRow) -> &'a str {
+fn phase_name<'a>(part: &Part<'a, TimelineRow>, row: &'a TimelineRow) -> &'a str {
     let phase = row.phase.and_then(|phase| part.phases.get(phase as usize));
     phase.map_or("", String::as_str)
 }
@@ -161,6 +179,59 @@ pub fn write_timeline(
     write(&timeline_columns(labelled), parts, format, writer)
 }
 
+fn comparison_columns() -> Vec<Column<Compared>> {
+    fn smallest(row: &Compared) -> Option<&SmallestCapacity> {
+        row.smallest_capacity.as_ref()
+    }
+    vec![
+        word("trace", |_, row: &Compared| &row.result.trace.name),
+        word("allocator", |_, row| &row.result.allocator.name),
+        word("profile", |_, row| &row.result.device.profile),
+        number("capacity_bytes", |row| row.result.device.capacity_bytes),
+        number("limit_bytes", |row| row.result.allocator.limit_bytes),
+        word("status", |_, row| row.result.outcome.status.name()),
+        number("requested_bytes_peak", |row| Some(row.result.peaks.requested_bytes_peak)),
+        number("allocated_bytes_peak", |row| Some(row.result.peaks.allocated_bytes_peak)),
+        number("active_bytes_peak", |row| Some(row.result.peaks.active_bytes_peak)),
+        number("reserved_bytes_peak", |row| Some(row.result.peaks.reserved_bytes_peak)),
+        Column {
+            name: "excess_bytes",
+            read: Read::Difference(|row| Some(row.result.excess_bytes)),
+        },
+        fraction("fragmentation", |row| Some(row.result.fragmentation)),
+        fraction("utilization", |row| Some(row.result.utilization)),
+        fraction("active_utilization", |row| Some(row.result.active_utilization)),
+        fraction("waste_removed", |row| row.waste_removed),
+        number("device_calls", |row| Some(row.result.calls.total())),
+        number("allocator_device_ns", |row| Some(row.result.time.allocator_device_ns)),
+        number("recorded_ns", |row| Some(row.result.time.recorded_ns)),
+        number("simulated_ns", |row| Some(row.result.time.simulated_ns)),
+        fraction("time_share", Compared::time_share),
+        number("smallest_capacity_bytes", |row| smallest(row)?.capacity_bytes),
+        number("over_requested_bytes", |row| smallest(row)?.over_requested_bytes),
+        fraction("over_requested", |row| smallest(row)?.over_requested),
+        Column { name: "non_monotone", read: Read::Flag(|row| Some(smallest(row)?.non_monotone)) },
+        number("probes", |row| Some(smallest(row)?.probes)),
+        word("message", |_, row| row.result.outcome.message.as_deref().unwrap_or_default()),
+        word("smallest_capacity_message", |_, row| {
+            smallest(row).and_then(|smallest| smallest.message.as_deref()).unwrap_or_default()
+        }),
+    ]
+}
+
+/// Writes a comparison, a row a cell, raw numbers: bytes, nanoseconds, fractions of one.
+///
+/// # Errors
+/// If the writer fails or this program cannot write Parquet.
+pub fn write_comparison(
+    rows: &[Compared],
+    format: TableFormat,
+    writer: &mut (impl Write + Send),
+) -> Result<(), TableError> {
+    let part = Part { trace: "", allocator: "", phases: &[], rows };
+    write(&comparison_columns(), &[part], format, writer)
+}
+
 fn write<R>(
     columns: &[Column<R>],
     parts: &[Part<'_, R>],
@@ -176,6 +247,14 @@ fn write<R>(
     }
 }
 
+/// A value, or nothing where there is none.
+fn spell(value: Option<impl Display>, field: &mut String) {
+    if let Some(value) = value {
+        // Writing into a String cannot fail.
+        let _ = write!(field, "{value}");
+    }
+}
+
 fn write_csv<R>(
     columns: &[Column<R>],
     parts: &[Part<'_, R>],
@@ -183,21 +262,19 @@ fn write_csv<R>(
 ) -> Result<(), TableError> {
     let mut csv = csv::Writer::from_writer(writer);
     csv.write_record(columns.iter().map(|column| column.name))?;
-    let mut digits = String::new();
+    let mut field = String::new();
     for part in parts {
         for row in part.rows {
             for column in columns {
+                field.clear();
                 match column.read {
-                    Read::Word(read) => csv.write_field(read(part, row))?,
-                    Read::Number(read) => {
-                        digits.clear();
-                        if let Some(value) = read(row) {
-                            // Writing into a String cannot fail.
-                            let _ = write!(digits, "{value}");
-                        }
-                        csv.write_field(&digits)?;
-                    }
+                    Read::Word(read) => field.push_str(read(part, row)),
+                    Read::Number(read) => spell(read(row), &mut field),
+                    Read::Difference(read) => spell(read(row), &mut field),
+                    Read::Fraction(read) => spell(read(row), &mut field),
+                    Read::Flag(read) => spell(read(row), &mut field),
                 }
+                csv.write_field(&field)?;
             }
             csv.write_record(None::<&[u8]>)?;
         }
@@ -242,16 +319,25 @@ mod parquet {
         Ok(())
     }
 
-    fn frame<R>(
+    fn frame<'a, R>(
         columns: &[Column<R>],
-        part: &Part<'_, R>,
-        rows: &[R],
+        part: &Part<'a, R>,
+        rows: &'a [R],
     ) -> Result<DataFrame, PolarsError> {
         let series = columns.iter().map(|column| {
             let name = column.name.into();
             let values = match column.read {
                 Read::Number(read) => {
                     Values::new(name, rows.iter().map(read).collect::<Vec<Option<u64>>>())
+                }
+                Read::Difference(read) => {
+                    Values::new(name, rows.iter().map(read).collect::<Vec<Option<i64>>>())
+                }
+                Read::Fraction(read) => {
+                    Values::new(name, rows.iter().map(read).collect::<Vec<Option<f64>>>())
+                }
+                Read::Flag(read) => {
+                    Values::new(name, rows.iter().map(read).collect::<Vec<Option<bool>>>())
                 }
                 Read::Word(read) => {
                     Values::new(name, rows.iter().map(|row| read(part, row)).collect::<Vec<&str>>())

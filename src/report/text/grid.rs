@@ -34,12 +34,14 @@ impl From<String> for Cell {
 
 /// Rows under a head of one line or several.
 ///
-/// Columns stand two spaces apart, or one where two would make the table wider than [`WIDTH`]. A
+/// Columns stand two spaces apart, or one where two would make the table wider than it should be. A
 /// first cell that would still make it wider stands on a line of its own above the rest of its row.
 pub(super) struct Grid {
     aligns: Vec<Align>,
     head: Vec<Vec<Cell>>,
     rows: Vec<Row>,
+    /// How wide it should be.
+    width: usize,
 }
 
 struct Row {
@@ -49,7 +51,12 @@ struct Row {
 
 impl Grid {
     pub(super) fn new(aligns: &[Align]) -> Grid {
-        Grid { aligns: aligns.to_vec(), head: Vec::new(), rows: Vec::new() }
+        Grid { aligns: aligns.to_vec(), head: Vec::new(), rows: Vec::new(), width: WIDTH }
+    }
+
+    /// The same, wider than a screen of [`WIDTH`].
+    pub(super) fn of_width(self, width: usize) -> Grid {
+        Grid { width, ..self }
     }
 
     /// Adds a line to the head.
@@ -85,13 +92,13 @@ impl Grid {
         };
         let mut widths: Vec<usize> = (0..self.aligns.len()).map(width_of).collect();
         let gaps = widths.len().saturating_sub(1);
-        let gap = if widths.iter().sum::<usize>() + 2 * gaps <= WIDTH { 2 } else { 1 };
+        let gap = if widths.iter().sum::<usize>() + 2 * gaps <= self.width { 2 } else { 1 };
         let others: usize = widths.iter().skip(1).sum::<usize>() + gap * gaps;
         if let Some(first) = widths.first_mut()
-            && *first + others > WIDTH
+            && *first + others > self.width
         {
             let titles = self.head.iter().filter_map(|cells| cells.first()).map(Cell::width);
-            let room = titles.max().unwrap_or(0).max(WIDTH.saturating_sub(others));
+            let room = titles.max().unwrap_or(0).max(self.width.saturating_sub(others));
             let fitting = lines().filter_map(|cells| cells.first()).map(Cell::width);
             *first = fitting.filter(|&width| width <= room).max().unwrap_or(0);
         }

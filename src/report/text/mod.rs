@@ -1,6 +1,7 @@
 //! One screen of text for people: numbers to the right, sizes with two decimals, at most 80 columns
 //! wide where the content allows, colour only when asked for.
 
+mod compare;
 mod grid;
 mod info;
 mod lint;
@@ -8,6 +9,7 @@ mod list;
 mod run;
 mod verify;
 
+pub use compare::{TraceComparison, compare, compare_markdown};
 pub use info::{FileFacts, info};
 pub use lint::{Effect, effects, lint};
 pub use list::{TraceFormatInfo, list};

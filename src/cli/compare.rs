@@ -1,0 +1,474 @@
+//! `fraglab compare`: traces through allocators on devices, side by side.
+//!
+//! Every trace is read once and dropped after its last cell, and there are never more of them in
+//! memory than threads; cells and the probes of their searches run in parallel, and what comes out
+//! is collected in the order asked for.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use clap::ValueEnum;
+use rayon::prelude::*;
+
+use super::Verdict;
+use super::console::Console;
+use super::input;
+use super::output;
+use super::progress::Progress;
+use super::setup::{self, AllocList, ReadArgs, SetupArgs, TraceArgs, parse_alloc_list, parse_size};
+use crate::alloc::registry;
+use crate::alloc::spec::AllocSpec;
+use crate::device::CostProfile;
+use crate::engine::{self, CapacitySearch, CompareCell, Compared, Order, Prepared, RunOptions};
+use crate::import::ReadOptions;
+use crate::report::json;
+use crate::report::table::{self, TableFormat};
+use crate::report::text::{self, Style, TraceComparison};
+
+const AFTER_HELP: &str = "\
+Examples:
+  fraglab compare --trace snapshot.pickle
+      every allocator, and the smallest device on which each completes
+  fraglab compare --trace runs/*.pickle.gz --alloc caching,expandable,native -o results.csv
+  fraglab compare --trace job.json --alloc caching,expandable --capacity 80GiB,40GiB
+  fraglab compare --trace job.json --capacity auto,80GiB --sort capacity --format md
+  fraglab compare --trace job.json --format json | jq '.[] | .smallest_capacity.capacity_bytes'
+
+The table, a row an allocator and capacity: reserved peak is what the allocator held of the device, \
+excess = reserved - requested peak, frag = 1 - requested / reserved peak, util = allocated / \
+reserved peak, waste removed = 1 - excess / excess of caching on the same device (if caching is \
+among the allocators and both complete); device calls and what they cost by the profile, time share \
+= that cost / the simulated run (for traces with times); smallest capacity = the smallest multiple \
+of 2 MiB of device memory at which every request is met, over = how far that is above the requested \
+peak. On a terminal the best figure of a column is green.
+
+The smallest capacity is found by bisection; then points below it are looked at, since an allocator \
+that empties its cache under pressure may live on less than it fails on. A note tells if a larger \
+capacity is not enough.
+
+CSV and Parquet hold raw numbers: bytes, nanoseconds, fractions of one. JSON is always an array: the \
+objects of `run --json`, with smallest_capacity {capacity_bytes, over_requested_bytes, \
+over_requested, non_monotone, refused_bytes_max, probes, message} if it was looked for, and \
+waste_removed.
+
+Exit codes: 0 done, running out of memory is a result; 2 something could not be done.";
+
+const CAPACITY_HELP: &str = "\
+Devices, with commas: `auto`, or sizes as in 80GiB,40GiB
+
+`auto` is the trace's own capacity, else what the recorded device had, else unlimited; with it the \
+smallest capacity is looked for. A size gives a row for a device of that size, and nothing is looked \
+for.";
+
+/// What was typed.
+#[derive(Debug, clap::Args)]
+#[command(after_help = AFTER_HELP)]
+pub(super) struct Args {
+    #[command(flatten)]
+    traces: TraceArgs,
+
+    /// Allocators, with commas: NAME[+key=value]... [default: all that need nothing but a name]
+    ///
+    /// `fraglab list` names them and their parameters. Commas inside brackets or quotes do not
+    /// split: caching+roundup_power2_divisions=[256:1,>:8].
+    #[arg(long = "alloc", value_name = "A[,B...]", value_parser = parse_alloc_list)]
+    allocs: Vec<AllocList>,
+
+    /// Devices, with commas: `auto`, or sizes as in 80GiB,40GiB
+    #[arg(long, value_name = "auto|SIZE,...", default_value = "auto", value_delimiter = ',')]
+    #[arg(value_parser = parse_capacity, long_help = capacity_help())]
+    capacity: Vec<Capacity>,
+
+    /// Points below a smallest capacity that are looked at, beside the 8 just below it
+    #[arg(long, value_name = "N", default_value_t = CapacitySearch::default().check_points)]
+    check_points: u16,
+
+    #[command(flatten)]
+    setup: SetupArgs,
+
+    /// Order of the rows of a trace; those of one capacity stand together
+    #[arg(long, value_enum, value_name = "ORDER", default_value = "reserved")]
+    sort: Sort,
+
+    /// How to write the comparison [default: table, with --output what the name ends in]
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    format: Option<Format>,
+
+    /// Write the comparison to a file: .csv, .parquet, .md, .json or .txt
+    ///
+    /// Standard output then shows the table, unless --quiet is given.
+    #[arg(long, short, value_name = "FILE")]
+    output: Option<PathBuf>,
+
+    /// Write the results as JSON too, `-` for standard output and nothing else there
+    ///
+    /// Always an array. What a clock measured stands under `wall`; everything else is the same in
+    /// every run.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+
+    #[command(flatten)]
+    reading: ReadArgs,
+}
+
+fn capacity_help() -> String {
+    format!("{CAPACITY_HELP} {}", super::SIZES_HELP)
+}
+
+/// One `--capacity`: nothing for `auto`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Capacity(Option<u64>);
+
+fn parse_capacity(text: &str) -> Result<Capacity, String> {
+    match text.trim() {
+        "auto" => Ok(Capacity(None)),
+        size => match parse_size(size) {
+            Ok(size) => Ok(Capacity(Some(size.0))),
+            Err(error) => Err(format!("{error}; or `auto`")),
+        },
+    }
+}
+
+/// Orders as words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Sort {
+    /// Completed first, then by reserved peak, device time, name
+    Reserved,
+    /// By smallest capacity
+    Capacity,
+    /// Completed first, then by device time
+    Time,
+    /// By name
+    Name,
+    /// As given
+    Given,
+}
+
+impl From<Sort> for Order {
+    fn from(sort: Sort) -> Self {
+        match sort {
+            Sort::Reserved => Order::Reserved,
+            Sort::Capacity => Order::Capacity,
+            Sort::Time => Order::Time,
+            Sort::Name => Order::Name,
+            Sort::Given => Order::Given,
+        }
+    }
+}
+
+/// In which form a comparison is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// A table a trace, for people
+    Table,
+    /// One GitHub table
+    Md,
+    /// Raw numbers with a line of column names
+    Csv,
+    /// An array of results
+    Json,
+    /// As CSV; needs --output
+    Parquet,
+}
+
+impl Format {
+    fn from_path(path: &Path) -> anyhow::Result<Format> {
+        let extension = path.extension().and_then(|extension| extension.to_str());
+        match extension.map(str::to_ascii_lowercase).as_deref() {
+            Some("csv") => Ok(Format::Csv),
+            Some("parquet") => Ok(Format::Parquet),
+            Some("md") => Ok(Format::Md),
+            Some("json") => Ok(Format::Json),
+            Some("txt") => Ok(Format::Table),
+            _ => anyhow::bail!(
+                "{}: the name must end in .csv, .parquet, .md, .json or .txt to say what to write, \
+                 or give --format",
+                path.display()
+            ),
+        }
+    }
+}
+
+/// What goes where.
+struct Outputs {
+    /// What standard output shows.
+    shown: Option<Format>,
+    /// What a file gets.
+    file: Option<(PathBuf, Format)>,
+    /// JSON beside it.
+    json: Option<PathBuf>,
+}
+
+impl Outputs {
+    fn plan(
+        format: Option<Format>,
+        output: Option<PathBuf>,
+        json: Option<PathBuf>,
+        quiet: bool,
+    ) -> anyhow::Result<Outputs> {
+        let file = match output.filter(|path| !input::is_stdio(path)) {
+            Some(path) => {
+                let format = format.map_or_else(|| Format::from_path(&path), Ok)?;
+                Some((path, format))
+            }
+            None => None,
+        };
+        let table = (!quiet).then_some(Format::Table);
+        let shown = if file.is_some() { table } else { format.or(table) };
+        let json_is_shown = json.as_deref().is_some_and(input::is_stdio);
+        anyhow::ensure!(
+            !json_is_shown || file.is_some() || format.is_none(),
+            "-: --format and --json both write to standard output: give one of them a file"
+        );
+        let outputs = Outputs { shown: shown.filter(|_| !json_is_shown), file, json };
+        outputs.check_parquet()?;
+        Ok(outputs)
+    }
+
+    fn check_parquet(&self) -> anyhow::Result<()> {
+        anyhow::ensure!(
+            self.shown != Some(Format::Parquet),
+            "Parquet is not written to standard output: give --output FILE.parquet"
+        );
+        if let Some((path, Format::Parquet)) = &self.file {
+            TableFormat::Parquet.check().with_context(|| path.display().to_string())?;
+        }
+        Ok(())
+    }
+
+    fn paths(&self) -> impl Iterator<Item = &Path> {
+        let file = self.file.as_ref().map(|(path, _)| path);
+        file.into_iter().chain(&self.json).map(PathBuf::as_path)
+    }
+}
+
+/// What is to be done.
+struct Plan {
+    traces: Vec<PathBuf>,
+    /// The cells of every trace.
+    cells: Vec<CompareCell>,
+    options: RunOptions,
+    order: Order,
+    outputs: Outputs,
+    gpu: Option<u32>,
+    quiet: bool,
+}
+
+impl Plan {
+    fn new(args: Args) -> anyhow::Result<Plan> {
+        let traces = args.traces.paths()?;
+        let ReadArgs { gpu, quiet } = args.reading;
+        let outputs = Outputs::plan(args.format, args.output, args.json, quiet)?;
+        output::check_places(&traces, outputs.paths())?;
+        let mut specs: Vec<AllocSpec> = args.allocs.into_iter().flat_map(|list| list.0).collect();
+        if specs.is_empty() {
+            specs = default_specs()?;
+        }
+        let options = args.setup.options()?;
+        let mut capacities = args.capacity;
+        let mut seen = Vec::new();
+        capacities.retain(|capacity| {
+            let is_new = !seen.contains(capacity);
+            seen.push(*capacity);
+            is_new
+        });
+        // A misspelt allocator is told before any file is read.
+        for (spec, capacity) in matrix(&specs, &capacities) {
+            setup::check_spec(spec, &options, capacity.0)?;
+        }
+        let search = CapacitySearch { check_points: args.check_points };
+        let cells = matrix(&specs, &capacities).map(|(spec, capacity)| CompareCell {
+            spec: spec.clone(),
+            capacity_bytes: capacity.0,
+            search: capacity.0.is_none().then_some(search),
+        });
+        let cells = cells.collect();
+        Ok(Plan { traces, cells, options, order: args.sort.into(), outputs, gpu, quiet })
+    }
+}
+
+/// Every allocator on every device, one device after the other.
+fn matrix<'a>(
+    specs: &'a [AllocSpec],
+    capacities: &'a [Capacity],
+) -> impl Iterator<Item = (&'a AllocSpec, Capacity)> {
+    capacities.iter().flat_map(move |&capacity| specs.iter().map(move |spec| (spec, capacity)))
+}
+
+/// Every allocator that can be built from its name alone.
+fn default_specs() -> anyhow::Result<Vec<AllocSpec>> {
+    let plain = RunOptions::new(CostProfile::shipped("h200")?);
+    let names = registry::list().into_iter();
+    let specs = names.map(|info| AllocSpec { name: info.name.to_owned(), params: Vec::new() });
+    Ok(specs.filter(|spec| setup::check_spec(spec, &plain, None).is_ok()).collect())
+}
+
+/// What is kept of one trace.
+struct TraceRows {
+    warnings: Vec<String>,
+    settings: Option<String>,
+    share_is_bound: bool,
+    rows: Vec<Compared>,
+    /// Cells that could not be done.
+    errors: Vec<anyhow::Error>,
+}
+
+/// Runs every cell of every trace.
+///
+/// # Errors
+/// If the plan makes no sense or an output cannot be written. What goes wrong with one trace is
+/// told, and the others go on.
+pub(super) fn execute(args: Args, console: &Console) -> anyhow::Result<Verdict> {
+    let plan = Plan::new(args)?;
+    let mut capacities: Vec<u64> =
+        plan.cells.iter().filter_map(|cell| cell.capacity_bytes).collect();
+    capacities.dedup();
+    setup::tell_doubts(capacities, plan.options.limit_bytes, console);
+    let mut verdict = Verdict::Good;
+    let mut traces = Vec::new();
+    for (path, trace) in plan.traces.iter().zip(compare_all(&plan)) {
+        match trace {
+            Ok(trace) => {
+                verdict = verdict.max(tell_problems(&plan, path, &trace, console));
+                traces.push((path.as_path(), trace));
+            }
+            Err(error) => {
+                console.error(&error);
+                verdict = Verdict::Failed;
+            }
+        }
+    }
+    tell_apart(&mut traces);
+    if traces.iter().any(|(_, trace)| !trace.rows.is_empty()) {
+        let traces: Vec<TraceRows> = traces.into_iter().map(|(_, trace)| trace).collect();
+        write_all(&plan.outputs, &traces, console)?;
+    }
+    Ok(verdict)
+}
+
+fn compare_all(plan: &Plan) -> Vec<anyhow::Result<TraceRows>> {
+    let cells = plan.traces.len().saturating_mul(plan.cells.len());
+    let progress = Progress::over_cells(&plan.traces, cells, plan.quiet);
+    let options = progress.read_options(plan.gpu);
+    // A thread that waits for its cells may begin another trace, so that their number would have no
+    // bound but for the parts.
+    let parts = plan.traces.chunks(rayon::current_num_threads().max(1));
+    let compared = parts.flat_map(|part| {
+        let part = part.par_iter().map(|path| {
+            let rows = compare_one(plan, path, &options, &progress);
+            if rows.is_err() {
+                progress.cells_done(plan.cells.len(), String::new());
+            }
+            rows
+        });
+        part.collect::<Vec<_>>()
+    });
+    compared.collect()
+}
+
+fn compare_one(
+    plan: &Plan,
+    path: &Path,
+    options: &ReadOptions,
+    progress: &Progress,
+) -> anyhow::Result<TraceRows> {
+    let imported = input::read(path, options)?;
+    let trace = &imported.trace;
+    let prepared = Prepared::new(trace, &plan.options);
+    let cells = engine::compare(&prepared, &plan.cells, |cell| {
+        progress.cells_done(1, format!("{}: {}", text::printable(&trace.header.name), cell.spec));
+    });
+    let mut rows = Vec::new();
+    let mut errors = Vec::new();
+    for cell in cells {
+        match cell.with_context(|| path.display().to_string()) {
+            Ok(row) => rows.push(row),
+            Err(error) => errors.push(error),
+        }
+    }
+    plan.order.sort(&mut rows);
+    Ok(TraceRows {
+        rows,
+        errors,
+        share_is_bound: trace.header.history.share_is_bound(),
+        settings: plan.options.settings.clone().or_else(|| trace.header.settings.clone()),
+        warnings: imported.warnings,
+    })
+}
+
+/// Tells warnings, and errors of single cells.
+fn tell_problems(plan: &Plan, path: &Path, trace: &TraceRows, console: &Console) -> Verdict {
+    if !plan.quiet {
+        for warning in &trace.warnings {
+            console.warn(path, warning);
+        }
+    }
+    let rows = trace.rows.iter().map(|row| (&*row.result.allocator.name, Ok(&row.result)));
+    let errors = trace.errors.iter().map(|error| ("", Err(error)));
+    let cells = rows.chain(errors).map(|(name, cell)| setup::tell_cell(path, name, cell, console));
+    cells.max().unwrap_or(Verdict::Good)
+}
+
+/// Calls traces of one name by their paths.
+fn tell_apart(traces: &mut [(&Path, TraceRows)]) {
+    let name = |trace: &TraceRows| trace.rows.first().map(|row| row.result.trace.name.clone());
+    let names: Vec<(&Path, String)> =
+        traces.iter().map(|(path, trace)| (*path, name(trace).unwrap_or_default())).collect();
+    for (path, (_, trace)) in setup::paths_for_names(&names).into_iter().zip(traces) {
+        let Some(path) = path else { continue };
+        for row in &mut trace.rows {
+            row.result.trace.name = path.display().to_string();
+        }
+    }
+}
+
+fn write_all(outputs: &Outputs, traces: &[TraceRows], console: &Console) -> anyhow::Result<()> {
+    if let Some((path, format)) = &outputs.file {
+        output::save(path, |file| match format {
+            Format::Parquet => {
+                Ok(table::write_comparison(&all_rows(traces), TableFormat::Parquet, file)?)
+            }
+            _ => Ok(file.write_all(formatted(traces, *format, Style::default())?.as_bytes())?),
+        })?;
+    }
+    if let Some(path) = &outputs.json {
+        let text = formatted(traces, Format::Json, Style::default())?;
+        output::save_text(path, &text, console)?;
+    }
+    if let Some(format) = outputs.shown {
+        console.print(&formatted(traces, format, console.style())?)?;
+    }
+    Ok(())
+}
+
+fn all_rows(traces: &[TraceRows]) -> Vec<Compared> {
+    traces.iter().flat_map(|trace| &trace.rows).cloned().collect()
+}
+
+/// The comparison as text.
+fn formatted(traces: &[TraceRows], format: Format, style: Style) -> anyhow::Result<String> {
+    match format {
+        Format::Table => Ok(tables(traces, style)),
+        Format::Md => Ok(text::compare_markdown(&all_rows(traces))),
+        Format::Json => Ok(json::one_or_many(&all_rows(traces), false)?),
+        Format::Csv | Format::Parquet => {
+            let mut bytes = Vec::new();
+            table::write_comparison(&all_rows(traces), TableFormat::Csv, &mut bytes)?;
+            Ok(String::from_utf8(bytes)?)
+        }
+    }
+}
+
+fn tables(traces: &[TraceRows], style: Style) -> String {
+    let screens = traces.iter().map(|trace| {
+        let comparison = TraceComparison {
+            settings: trace.settings.as_deref(),
+            share_is_bound: trace.share_is_bound,
+            rows: &trace.rows,
+        };
+        text::compare(&comparison, style)
+    });
+    let screens: Vec<String> = screens.filter(|screen| !screen.is_empty()).collect();
+    screens.join("\n")
+}

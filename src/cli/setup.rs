@@ -1,0 +1,231 @@
+//! What `run` and `compare` ask alike: traces, allocators, and the options of a replay.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use clap::ValueEnum;
+
+use super::Verdict;
+use super::console::Console;
+use super::input;
+use crate::alloc::registry::{self, Visitor};
+use crate::alloc::spec::{AllocSpec, SpecError};
+use crate::alloc::{Allocator, BuildInputs};
+use crate::device::sim::UNLIMITED_TOTAL_BYTES;
+use crate::device::{CostProfile, GRANULARITY_BYTES};
+use crate::engine::{RunOptions, RunResult, Status};
+use crate::trace::AddressPolicy;
+use crate::units::Bytes;
+
+/// Which traces.
+#[derive(Debug, clap::Args)]
+pub(super) struct TraceArgs {
+    /// Traces of any format, told by content; `-` is standard input
+    #[arg(long = "trace", num_args = 1.., value_name = "TRACE", required_unless_present = "more")]
+    traces: Vec<PathBuf>,
+
+    /// The same without --trace
+    #[arg(value_name = "TRACE", id = "more")]
+    more_traces: Vec<PathBuf>,
+}
+
+impl TraceArgs {
+    /// All of them, in order.
+    ///
+    /// # Errors
+    /// If standard input is named twice.
+    pub(super) fn paths(self) -> anyhow::Result<Vec<PathBuf>> {
+        let mut paths = self.traces;
+        paths.extend(self.more_traces);
+        input::check_stdin_once(&paths)?;
+        Ok(paths)
+    }
+}
+
+/// How to replay.
+#[derive(Debug, clap::Args)]
+pub(super) struct SetupArgs {
+    /// What device calls cost: a profile that ships (see `fraglab list`) or a file NAME.json
+    #[arg(long, value_name = "PROFILE", default_value = "h200")]
+    profile: String,
+
+    /// Memory limit of the allocator, as in 60GiB; by default the trace's
+    ///
+    /// What torch.cuda.set_per_process_memory_fraction sets. Units as for --capacity.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    limit: Option<Bytes>,
+
+    /// A PYTORCH_CUDA_ALLOC_CONF string in place of the recorded one
+    ///
+    /// As in max_split_size_mb:128,garbage_collection_threshold:0.8; an empty string means
+    /// PyTorch's defaults. Settings that the program gave while it ran are then left out.
+    /// Parameters of --alloc come on top.
+    #[arg(long, value_name = "STRING")]
+    pytorch_conf: Option<String>,
+
+    /// Which addresses the simulated device gives out [default: the trace's, else chunks]
+    #[arg(long, value_enum, value_name = "POLICY")]
+    addresses: Option<Addresses>,
+}
+
+impl SetupArgs {
+    /// The options of a replay.
+    ///
+    /// # Errors
+    /// If there is no such profile.
+    pub(super) fn options(self) -> anyhow::Result<RunOptions> {
+        Ok(RunOptions {
+            limit_bytes: self.limit.map(|size| size.0),
+            settings: self.pytorch_conf,
+            address_policy: self.addresses.map(Into::into),
+            ..RunOptions::new(profile(&self.profile)?)
+        })
+    }
+}
+
+/// How to read, and how much to tell.
+#[derive(Debug, clap::Args)]
+pub(super) struct ReadArgs {
+    /// Which GPU of a snapshot with several
+    #[arg(long, value_name = "N")]
+    pub(super) gpu: Option<u32>,
+
+    /// Print no tables, warnings or progress; what failed still shows
+    #[arg(long, short)]
+    pub(super) quiet: bool,
+}
+
+/// Address policies as words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Addresses {
+    /// As the driver does it: 32 MiB chunks, descending, leftovers of the newest filled first
+    Chunks,
+    /// Each range above all earlier ones
+    Ascending,
+    /// Each range below all earlier ones
+    Descending,
+    /// The addresses that the recording shows
+    Recorded,
+}
+
+impl From<Addresses> for AddressPolicy {
+    fn from(addresses: Addresses) -> Self {
+        match addresses {
+            Addresses::Chunks => AddressPolicy::Chunks,
+            Addresses::Ascending => AddressPolicy::Ascending,
+            Addresses::Descending => AddressPolicy::Descending,
+            Addresses::Recorded => AddressPolicy::Recorded,
+        }
+    }
+}
+
+/// One `--alloc`.
+#[derive(Clone, Debug)]
+pub(super) struct AllocList(pub(super) Vec<AllocSpec>);
+
+pub(super) fn parse_alloc_list(text: &str) -> Result<AllocList, SpecError> {
+    AllocSpec::parse_list(text).map(AllocList)
+}
+
+/// A size of which nothing would be no size.
+pub(super) fn parse_size(text: &str) -> Result<Bytes, String> {
+    match text.parse::<Bytes>() {
+        Ok(Bytes(0)) => Err("expected a size above 0, as in 80GiB".to_owned()),
+        Ok(size) => Ok(size),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// Whether an allocator can be built with these options, on a device of some size if none is asked
+/// for.
+///
+/// # Errors
+/// Why not.
+pub(super) fn check_spec(
+    spec: &AllocSpec,
+    options: &RunOptions,
+    capacity_bytes: Option<u64>,
+) -> Result<(), SpecError> {
+    let inputs = BuildInputs {
+        settings: options.settings.clone(),
+        limit_bytes: options.limit_bytes,
+        device_total_bytes: Some(capacity_bytes.unwrap_or(UNLIMITED_TOTAL_BYTES)),
+        ..BuildInputs::default()
+    };
+    registry::build(spec, &inputs, Buildable)
+}
+
+/// Wants to know only whether an allocator can be built.
+struct Buildable;
+
+impl Visitor for Buildable {
+    type Output = ();
+
+    fn visit<A: Allocator + Send + 'static>(self, _allocator: A) {}
+}
+
+/// A profile that ships, or one from a file.
+fn profile(name: &str) -> anyhow::Result<CostProfile> {
+    if !name.ends_with(".json") {
+        return Ok(CostProfile::shipped(name)?);
+    }
+    let text = std::fs::read_to_string(name).context(name.to_owned())?;
+    CostProfile::from_json(&text).context(name.to_owned())
+}
+
+/// Tells what was typed but can hardly be meant.
+pub(super) fn tell_doubts(
+    capacities: impl IntoIterator<Item = u64>,
+    limit_bytes: Option<u64>,
+    console: &Console,
+) {
+    let capacities = capacities.into_iter().map(|bytes| ("--capacity", bytes));
+    let limits = limit_bytes.into_iter().map(|bytes| ("--limit", bytes));
+    let small = capacities.chain(limits).filter(|&(_, bytes)| bytes < GRANULARITY_BYTES);
+    for (flag, bytes) in small {
+        console.note(&format!(
+            "fraglab: warning: {flag} {} holds not one segment of {}: a number without a unit is \
+             bytes",
+            Bytes(bytes),
+            Bytes(GRANULARITY_BYTES)
+        ));
+    }
+}
+
+/// Tells if a cell could not be done, or ended where the real allocator would not have survived.
+pub(super) fn tell_cell(
+    path: &Path,
+    allocator: &str,
+    cell: Result<&RunResult, &anyhow::Error>,
+    console: &Console,
+) -> Verdict {
+    match cell {
+        Ok(result) if result.outcome.status == Status::Failed => {
+            let message = result.outcome.message.as_deref();
+            let message = message.unwrap_or("the replay could not be done");
+            console.error(&anyhow::anyhow!("{}: {allocator}: {message}", path.display()));
+        }
+        Ok(_) => return Verdict::Good,
+        Err(error) => console.error(error),
+    }
+    Verdict::Failed
+}
+
+/// Traces of one name are called by their paths, so that tables and JSON tell them apart: the paths
+/// by which to call them, nothing for those that keep their name.
+pub(super) fn paths_for_names<'a>(traces: &[(&'a Path, String)]) -> Vec<Option<&'a Path>> {
+    let shared = |name: &str| traces.iter().filter(|(_, other)| other == name).count() > 1;
+    traces.iter().map(|(path, name)| shared(name).then_some(*path)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_of_nothing_are_refused() {
+        assert_eq!(parse_size("80GiB"), Ok(Bytes(80 << 30)));
+        assert!(parse_size("0MiB").unwrap_err().contains("above 0"));
+        assert!(parse_size("lots").unwrap_err().contains("is not a unit"));
+    }
+}
