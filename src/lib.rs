@@ -11,7 +11,8 @@
 //! ```text
 //!   cli       strings in, text and files out; the only place that prints; one file per subcommand
 //!   report    formats results: text tables, JSON, CSV, Parquet
-//!   engine    the one replay loop, its clock and completions; verify, predict
+//!   engine    the one replay loop, its clock and completions; verify, predict, compare; the
+//!             smallest capacity
 //!   metrics   sinks that watch a replay (peaks, decisions, time line, shadow map); layout splits
 //!   alloc     the allocators: native, caching; their trait, specifications and registry
 //!   device    what an allocator may ask a GPU: a simulated one; wrappers that count and refuse
@@ -28,6 +29,7 @@
 //!                      │         ├─ registry::build makes it and calls a visitor with its type
 //!                      │         └─ the loop, compiled for <allocator, device, sink>:
 //!                      │              for event in trace { allocator.malloc(..) / free / .. }
+//!                      ├─ Prepared ──engine::compare──> Compared: many cells side by side
 //!                      └─ Recording (what the real one did) ──engine::verify──> VerifyResult
 //! ```
 //!

@@ -1,14 +1,12 @@
 //! The program as people and scripts call it: arguments in; text, JSON, files and exit codes out.
 
 use std::fs;
-use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::{Output, Stdio};
+use std::process::Output;
 
-use assert_cmd::Command;
 use serde_json::Value;
-use tempfile::TempDir;
 
+use crate::common::program::*;
 use crate::common::shared_dir;
 
 /// 100 MiB, then 300 MiB more, then all freed: `native` reserves exactly what is asked for.
@@ -27,80 +25,12 @@ alloc b 300MiB
 free a
 ";
 
-fn fraglab(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_fraglab"))
-        .args(args)
-        .env_remove("NO_COLOR")
-        .output()
-        .expect("runs")
-}
-
-fn fraglab_reading(stdin: &str, args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_fraglab"))
-        .args(args)
-        .write_stdin(stdin)
-        .output()
-        .expect("runs")
-}
-
-fn code(output: &Output) -> i32 {
-    output.status.code().expect("no signal")
-}
-
-fn stdout(output: &Output) -> String {
-    String::from_utf8(output.stdout.clone()).expect("UTF-8")
-}
-
-fn stderr(output: &Output) -> String {
-    String::from_utf8(output.stderr.clone()).expect("UTF-8")
-}
-
-fn json(output: &Output) -> Value {
-    serde_json::from_str(&stdout(output))
-        .unwrap_or_else(|error| panic!("{error}: {}{}", stdout(output), stderr(output)))
-}
-
-#[track_caller]
-fn assert_code(output: &Output, expected: i32) {
-    assert_eq!(code(output), expected, "{}{}", stdout(output), stderr(output));
-}
-
-/// Exit code 2 and exactly one line, which begins as every error does.
-#[track_caller]
-fn assert_one_error(output: &Output) -> String {
-    assert_code(output, 2);
-    let text = stderr(output);
-    assert_eq!(text.lines().count(), 1, "{text}");
-    assert!(text.starts_with("fraglab: "), "{text}");
-    assert!(output.stdout.is_empty(), "{}", stdout(output));
-    text
-}
-
-/// A folder with files of its own.
-struct Folder(TempDir);
-
-impl Folder {
-    fn new() -> Folder {
-        Folder(tempfile::tempdir().expect("a temporary folder"))
-    }
-
-    fn path(&self, name: &str) -> String {
-        self.0.path().join(name).to_str().expect("UTF-8").to_owned()
-    }
-
-    fn file(&self, name: &str, text: &str) -> String {
-        let path = self.path(name);
-        fs::write(&path, text).expect("written");
-        path
-    }
-}
-
 mod help {
     use super::*;
 
     #[test]
     fn every_command_has_help_with_examples_and_exit_codes() {
-        for command in ["run", "verify", "info", "convert", "lint-conf", "list"] {
+        for command in ["run", "compare", "verify", "info", "convert", "lint-conf", "list"] {
             for flag in ["-h", "--help"] {
                 let output = fraglab(&[command, flag]);
                 assert_code(&output, 0);
@@ -109,7 +39,7 @@ mod help {
                 assert!(text.contains(&format!("fraglab {command}")), "{command} {flag}: {text}");
             }
         }
-        for command in ["run", "verify", "info", "lint-conf"] {
+        for command in ["run", "compare", "verify", "info", "lint-conf"] {
             assert!(stdout(&fraglab(&[command, "-h"])).contains("Exit codes:"), "{command}");
         }
     }
@@ -649,22 +579,6 @@ mod expectations {
 
 mod pipes {
     use super::*;
-
-    /// Starts the program with a standard output that nobody reads.
-    fn unread(args: &[&str]) -> Output {
-        let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_fraglab"))
-            .args(args)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("starts");
-        drop(child.stdout.take());
-        let mut errors = Vec::new();
-        child.stderr.take().expect("piped").read_to_end(&mut errors).expect("read");
-        let status = child.wait().expect("ends");
-        Output { status, stdout: Vec::new(), stderr: errors }
-    }
 
     #[test]
     fn a_closed_pipe_is_no_error() {

@@ -3,9 +3,11 @@
 mod caching;
 mod caching_faults;
 mod caching_property;
+mod capacity;
 mod cases;
 mod cli;
 mod common;
+mod compare;
 mod conformance;
 mod cuts;
 mod generated;

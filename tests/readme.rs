@@ -66,19 +66,37 @@ fn the_tables_hold_what_runs_give() {
     }
 }
 
+fn printed(args: &[&str]) -> String {
+    let output = assert_cmd::Command::cargo_bin("fraglab")
+        .expect("the program is built")
+        .current_dir(root())
+        .args(args)
+        .output()
+        .expect("it runs");
+    assert!(output.status.success());
+    String::from_utf8(output.stdout).expect("text")
+}
+
+#[test]
+fn the_comparison_shows_what_is_printed() {
+    let readme = std::fs::read_to_string(root().join("README.md")).expect("ships");
+    let trace = "traces/llama-1b-varlen.json.zst";
+    let printed = printed(&["compare", "--trace", trace, "--alloc", "caching,expandable,native"]);
+    assert!(readme.contains(&printed), "README.md lacks:\n{printed}");
+}
+
 /// The first screen of README.md shows what its first command prints, but for what a clock
 /// measured.
 #[test]
 fn the_first_screen_shows_what_is_printed() {
     let readme = std::fs::read_to_string(root().join("README.md")).expect("ships");
-    let printed = assert_cmd::Command::cargo_bin("fraglab")
-        .expect("the program is built")
-        .current_dir(root())
-        .args(["run", "--trace", "traces/llama-3b-recompute.json.zst", "--alloc", "caching,native"])
-        .output()
-        .expect("it runs");
-    assert!(printed.status.success());
-    let printed = String::from_utf8(printed.stdout).expect("text");
+    let printed = printed(&[
+        "run",
+        "--trace",
+        "traces/llama-3b-recompute.json.zst",
+        "--alloc",
+        "caching,native",
+    ]);
     for line in printed.lines().filter(|line| !line.is_empty()) {
         // The event rate stands last and differs from run to run.
         let steady =

@@ -2,7 +2,9 @@
 
 use fraglab::alloc::spec::AllocSpec;
 use fraglab::device::CostProfile;
-use fraglab::engine::{Observe, RunOptions, RunResult, run};
+use fraglab::engine::{
+    CapacitySearch, Observe, Prepared, RunOptions, RunResult, run, smallest_capacity,
+};
 use fraglab::trace::{
     AddressPolicy, Block, Event, Op, Pool, PoolKind, StartBlock, StartLayout, StartSegment,
     StartState, Stream, Trace,
@@ -226,4 +228,26 @@ fn deleted_pools_are_remembered_until_they_are_empty() {
         let result = result(&trace, |_| {});
         assert_eq!(result.final_levels.levels.reserved_bytes, reserved_bytes, "{events}");
     }
+}
+
+/// A device that could not hold what was there when the history begins is no answer, even if the
+/// program needs less from there on.
+#[test]
+fn the_smallest_capacity_holds_what_was_there() {
+    let held = [
+        ordinary(0x7e00_0000_0000, 40 * MIB),
+        Segment { live: false, ..ordinary(0x7e00_0400_0000, 20 * MIB) },
+    ];
+    // The 10 MiB go into the 20 MiB that are free.
+    let trace = late_trace("", &held, &[10 * MIB]);
+    let options = RunOptions::new(CostProfile::shipped("h200").expect("ships"));
+    let prepared = Prepared::new(&trace, &options);
+    let smallest = |alloc: &str| {
+        let spec: AllocSpec = alloc.parse().expect("a name");
+        let found = smallest_capacity(&prepared, &spec, CapacitySearch::default());
+        found.expect("runs").capacity_bytes
+    };
+    assert_eq!(smallest("caching"), Some(60 * MIB));
+    // Asked for the 40 MiB first, it holds these and the 10 MiB.
+    assert_eq!(smallest("native"), Some(50 * MIB));
 }

@@ -16,7 +16,7 @@ use super::console::Console;
 use super::input;
 use super::output;
 use super::progress::Progress;
-use super::setup::{self, AllocList, ReadArgs, SetupArgs, TraceArgs, parse_alloc_list, parse_size};
+use super::setup::{self, CellArgs, ReadArgs, SetupArgs, parse_size};
 use crate::alloc::registry;
 use crate::alloc::spec::AllocSpec;
 use crate::device::CostProfile;
@@ -66,14 +66,7 @@ for.";
 #[command(after_help = AFTER_HELP)]
 pub(super) struct Args {
     #[command(flatten)]
-    traces: TraceArgs,
-
-    /// Allocators, with commas: NAME[+key=value]... [default: all that need nothing but a name]
-    ///
-    /// `fraglab list` names them and their parameters. Commas inside brackets or quotes do not
-    /// split: caching+roundup_power2_divisions=[256:1,>:8].
-    #[arg(long = "alloc", value_name = "A[,B...]", value_parser = parse_alloc_list)]
-    allocs: Vec<AllocList>,
+    cells: CellArgs,
 
     /// Devices, with commas: `auto`, or sizes as in 80GiB,40GiB
     #[arg(long, value_name = "auto|SIZE,...", default_value = "auto", value_delimiter = ',')]
@@ -257,11 +250,10 @@ struct Plan {
 
 impl Plan {
     fn new(args: Args) -> anyhow::Result<Plan> {
-        let traces = args.traces.paths()?;
+        let (traces, mut specs) = args.cells.paths_and_specs()?;
         let ReadArgs { gpu, quiet } = args.reading;
         let outputs = Outputs::plan(args.format, args.output, args.json, quiet)?;
         output::check_places(&traces, outputs.paths())?;
-        let mut specs: Vec<AllocSpec> = args.allocs.into_iter().flat_map(|list| list.0).collect();
         if specs.is_empty() {
             specs = default_specs()?;
         }

@@ -14,7 +14,7 @@ use super::expectations::{ExpectReport, Expected, place};
 use super::input;
 use super::output;
 use super::progress::Progress;
-use super::setup::{self, AllocList, ReadArgs, SetupArgs, TraceArgs, parse_alloc_list, parse_size};
+use super::setup::{self, CellArgs, ReadArgs, SetupArgs, parse_size};
 use crate::alloc::spec::{AllocSpec, SpecError};
 use crate::engine::{self, Observe, Observed, RunOptions, RunResult, Status};
 use crate::import::ReadOptions;
@@ -72,15 +72,7 @@ for.";
 #[command(after_help = AFTER_HELP)]
 pub(super) struct Args {
     #[command(flatten)]
-    traces: TraceArgs,
-
-    /// Allocators, with commas: NAME[+key=value]... [default: caching]
-    ///
-    /// `fraglab list` names them and their parameters. `caching` is PyTorch's own and takes the
-    /// recorded settings. Commas inside brackets or quotes do not split:
-    /// caching+roundup_power2_divisions=[256:1,>:8].
-    #[arg(long = "alloc", value_name = "A[,B...]", value_parser = parse_alloc_list)]
-    allocs: Vec<AllocList>,
+    cells: CellArgs,
 
     /// Physical memory of the simulated device, as in 80GiB
     ///
@@ -170,10 +162,9 @@ struct Plan {
 
 impl Plan {
     fn new(args: Args) -> anyhow::Result<Plan> {
-        let traces = args.traces.paths()?;
+        let (traces, mut specs) = args.cells.paths_and_specs()?;
         let outputs = [&args.json, &args.decisions, &args.timeline].map(Option::as_deref);
         output::check_places(&traces, outputs.into_iter().flatten())?;
-        let mut specs: Vec<AllocSpec> = args.allocs.into_iter().flat_map(|list| list.0).collect();
         if specs.is_empty() && !args.check_expect {
             specs.push(AllocSpec { name: "caching".to_owned(), params: Vec::new() });
         }

@@ -17,9 +17,9 @@ use crate::engine::{RunOptions, RunResult, Status};
 use crate::trace::AddressPolicy;
 use crate::units::Bytes;
 
-/// Which traces.
+/// Which traces through which allocators.
 #[derive(Debug, clap::Args)]
-pub(super) struct TraceArgs {
+pub(super) struct CellArgs {
     /// Traces of any format, told by content; `-` is standard input
     #[arg(long = "trace", num_args = 1.., value_name = "TRACE", required_unless_present = "more")]
     traces: Vec<PathBuf>,
@@ -27,18 +27,27 @@ pub(super) struct TraceArgs {
     /// The same without --trace
     #[arg(value_name = "TRACE", id = "more")]
     more_traces: Vec<PathBuf>,
+
+    /// Allocators, with commas: NAME[+key=value]... [default: caching; compare: all that need no
+    /// more than a name]
+    ///
+    /// `fraglab list` names them and their parameters. `caching` is PyTorch's own and takes the
+    /// recorded settings. Commas inside brackets or quotes do not split:
+    /// caching+roundup_power2_divisions=[256:1,>:8].
+    #[arg(long = "alloc", value_name = "A[,B...]", value_parser = parse_alloc_list)]
+    allocs: Vec<AllocList>,
 }
 
-impl TraceArgs {
+impl CellArgs {
     /// All of them, in order.
     ///
     /// # Errors
     /// If standard input is named twice.
-    pub(super) fn paths(self) -> anyhow::Result<Vec<PathBuf>> {
+    pub(super) fn paths_and_specs(self) -> anyhow::Result<(Vec<PathBuf>, Vec<AllocSpec>)> {
         let mut paths = self.traces;
         paths.extend(self.more_traces);
         input::check_stdin_once(&paths)?;
-        Ok(paths)
+        Ok((paths, self.allocs.into_iter().flat_map(|list| list.0).collect()))
     }
 }
 
@@ -121,9 +130,9 @@ impl From<Addresses> for AddressPolicy {
 
 /// One `--alloc`.
 #[derive(Clone, Debug)]
-pub(super) struct AllocList(pub(super) Vec<AllocSpec>);
+struct AllocList(Vec<AllocSpec>);
 
-pub(super) fn parse_alloc_list(text: &str) -> Result<AllocList, SpecError> {
+fn parse_alloc_list(text: &str) -> Result<AllocList, SpecError> {
     AllocSpec::parse_list(text).map(AllocList)
 }
 

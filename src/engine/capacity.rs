@@ -55,8 +55,8 @@ impl Default for CapacitySearch {
 /// The smallest capacity found, or why there is none.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct SmallestCapacity {
-    /// Multiple of 2 MiB at which every request is met; with 2 MiB less some is refused. Absent if
-    /// no capacity is enough.
+    /// Multiple of 2 MiB at which every request is met; with 2 MiB less some is refused, or what
+    /// was held when the history begins does not fit. Absent if no capacity is enough.
     pub capacity_bytes: Option<u64>,
     /// How far that is above the requested peak.
     pub over_requested_bytes: Option<u64>,

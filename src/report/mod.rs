@@ -5,6 +5,8 @@
 //! colour is wanted comes in as a [`text::Style`].
 //!
 //! ```text
+//!   Compared ───┬─> text    a table of cells side by side, also as Markdown
+//!               └─> table   a row a cell
 //!   RunResult ──┬─> text    one screen for people
 //!               ├─> json    what scripts rely on (DESIGN 7)
 //!               └─> expect  fields by name, against the trace's `expect` lines

@@ -1,5 +1,6 @@
 //! What several test modules share.
 
+pub(crate) mod program;
 pub(crate) mod trace_gen;
 
 use std::path::{Path, PathBuf};

@@ -43,7 +43,10 @@ fn setup_line(comparison: &TraceComparison<'_>, first: &Compared) -> String {
     let rows = comparison.rows;
     let result = &first.result;
     let capacity = (!has_several_capacities(rows)).then(|| capacity(result));
-    let limit_bytes = rows.iter().find_map(|row| row.result.allocator.limit_bytes);
+    // A limit that only some have stands under their rows if it matters.
+    let limit_bytes = result.allocator.limit_bytes;
+    let shared = rows.iter().all(|row| row.result.allocator.limit_bytes == limit_bytes);
+    let limit_bytes = limit_bytes.filter(|_| shared);
     let peak = Bytes(result.trace.requested_bytes_peak);
     let mut parts = vec![format!("requested peak {peak}")];
     parts.extend(setup(result, capacity.as_deref(), comparison.settings, limit_bytes));
