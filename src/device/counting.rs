@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{CostProfile, Device, DeviceCall, DeviceError, MemoryInfo, PhysicalHandle};
+use super::{CostProfile, Device, DeviceCall, DeviceError, Extent, MemoryInfo, PhysicalHandle};
 
 /// Calls that succeeded, by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -45,6 +45,11 @@ impl<D: Device> Counting<D> {
     }
 
     /// The device inside.
+    pub fn inner(&self) -> &D {
+        &self.inner
+    }
+
+    /// The device inside.
     pub fn inner_mut(&mut self) -> &mut D {
         &mut self.inner
     }
@@ -62,6 +67,11 @@ impl<D: Device> Counting<D> {
     #[inline]
     fn charge(&mut self, call: DeviceCall, size_bytes: u64) {
         self.cost_ns += self.profile.cost_ns(call, size_bytes);
+    }
+
+    /// The cost of `count` calls of one size.
+    fn charge_each(&mut self, call: DeviceCall, size_bytes: u64, count: usize) {
+        self.cost_ns += self.profile.cost_ns(call, size_bytes) * count as f64;
     }
 }
 
@@ -129,6 +139,47 @@ impl<D: Device> Device for Counting<D> {
         self.calls.set_access += 1;
         self.charge(DeviceCall::SetAccess, size_bytes);
         Ok(())
+    }
+
+    fn create_each(
+        &mut self,
+        piece_bytes: u64,
+        count: u64,
+        handles: &mut Vec<PhysicalHandle>,
+    ) -> Result<(), DeviceError> {
+        let before = handles.len();
+        let end = self.inner.create_each(piece_bytes, count, handles);
+        let created = handles.len() - before;
+        self.calls.create += created as u64;
+        self.charge_each(DeviceCall::Create, piece_bytes, created);
+        end
+    }
+
+    fn map_each(
+        &mut self,
+        address: u64,
+        piece_bytes: u64,
+        handles: &[PhysicalHandle],
+        mapped: &mut usize,
+    ) -> Result<(), DeviceError> {
+        let before = *mapped;
+        let end = self.inner.map_each(address, piece_bytes, handles, mapped);
+        let maps = *mapped - before;
+        // If it ended early, a refused map came before its set_access, or a set_access was refused.
+        let accesses = match end {
+            Err(DeviceError::Invalid { call: DeviceCall::SetAccess, .. })
+            | Err(DeviceError::OutOfMemory { call: DeviceCall::SetAccess, .. }) => maps - 1,
+            _ => maps,
+        };
+        self.calls.map += maps as u64;
+        self.calls.set_access += accesses as u64;
+        self.charge_each(DeviceCall::Map, piece_bytes, maps);
+        self.charge_each(DeviceCall::SetAccess, piece_bytes, accesses);
+        end
+    }
+
+    fn backing(&self, address: u64, size_bytes: u64, visit: &mut dyn FnMut(Extent)) -> bool {
+        self.inner.backing(address, size_bytes, visit)
     }
 
     fn memory_info(&self) -> MemoryInfo {
