@@ -216,7 +216,7 @@ fn csv_holds_the_raw_numbers_of_the_json() {
     let head = "trace,allocator,profile,capacity_bytes,limit_bytes,status,requested_bytes_peak,\
                 allocated_bytes_peak,active_bytes_peak,reserved_bytes_peak,excess_bytes,\
                 fragmentation,utilization,active_utilization,waste_removed,device_calls,\
-                allocator_device_ns,recorded_ns,simulated_ns,time_share,smallest_capacity_bytes,\
+                address_bytes_peak,mappings_peak,allocator_device_ns,recorded_ns,simulated_ns,time_share,smallest_capacity_bytes,\
                 over_requested_bytes,over_requested,non_monotone,probes,message,\
                 smallest_capacity_message";
     assert_eq!(csv.lines().next(), Some(head));

@@ -159,6 +159,7 @@ pub(super) fn check_spec(
         settings: options.settings.clone(),
         limit_bytes: options.limit_bytes,
         device_total_bytes: Some(capacity_bytes.unwrap_or(UNLIMITED_TOTAL_BYTES)),
+        costs: Some(options.profile.clone()),
         ..BuildInputs::default()
     };
     registry::build(spec, &inputs, Buildable)

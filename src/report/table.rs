@@ -203,6 +203,8 @@ fn comparison_columns() -> Vec<Column<Compared>> {
         fraction("active_utilization", |row| Some(row.result.active_utilization)),
         fraction("waste_removed", |row| row.waste_removed),
         number("device_calls", |row| Some(row.result.calls.total())),
+        number("address_bytes_peak", |row| Some(row.result.device.address_bytes_peak)),
+        number("mappings_peak", |row| Some(row.result.device.mappings_peak)),
         number("allocator_device_ns", |row| Some(row.result.time.allocator_device_ns)),
         number("recorded_ns", |row| Some(row.result.time.recorded_ns)),
         number("simulated_ns", |row| Some(row.result.time.simulated_ns)),
