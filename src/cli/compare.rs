@@ -317,20 +317,8 @@ pub(super) fn execute(args: Args, console: &Console) -> anyhow::Result<Verdict> 
         plan.cells.iter().filter_map(|cell| cell.capacity_bytes).collect();
     capacities.dedup();
     setup::tell_doubts(capacities, plan.options.limit_bytes, console);
-    let mut verdict = Verdict::Good;
-    let mut traces = Vec::new();
-    for (path, trace) in plan.traces.iter().zip(compare_all(&plan)) {
-        match trace {
-            Ok(trace) => {
-                verdict = verdict.max(tell_problems(&plan, path, &trace, console));
-                traces.push((path.as_path(), trace));
-            }
-            Err(error) => {
-                console.error(&error);
-                verdict = Verdict::Failed;
-            }
-        }
-    }
+    let tell = |path: &Path, trace: &TraceRows| tell_problems(&plan, path, trace, console);
+    let (mut traces, verdict) = setup::kept(&plan.traces, compare_all(&plan), tell, console);
     tell_apart(&mut traces);
     if traces.iter().any(|(_, trace)| !trace.rows.is_empty()) {
         let traces: Vec<TraceRows> = traces.into_iter().map(|(_, trace)| trace).collect();

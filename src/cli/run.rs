@@ -276,22 +276,9 @@ impl TraceRun {
 pub(super) fn execute(args: Args, console: &Console) -> anyhow::Result<Verdict> {
     let plan = Plan::new(args)?;
     setup::tell_doubts(plan.options.capacity_bytes, plan.options.limit_bytes, console);
-    let mut verdict = Verdict::Good;
-    let mut runs = Vec::new();
-    let mut single = plan.traces.len() == 1;
-    for (path, run) in plan.traces.iter().zip(replay_all(&plan)) {
-        match run {
-            Ok(run) => {
-                single &= run.cells.len() == 1;
-                verdict = verdict.max(tell_problems(&plan, path, &run, console));
-                runs.push((path.as_path(), run));
-            }
-            Err(error) => {
-                console.error(&error);
-                verdict = Verdict::Failed;
-            }
-        }
-    }
+    let tell = |path: &Path, run: &TraceRun| tell_problems(&plan, path, run, console);
+    let (mut runs, mut verdict) = setup::kept(&plan.traces, replay_all(&plan), tell, console);
+    let single = plan.traces.len() == 1 && runs.iter().all(|(_, run)| run.cells.len() == 1);
     tell_apart(&mut runs);
     write_files(&plan, &runs, single, console)?;
     let json_on_stdout = plan.json.as_deref().is_some_and(input::is_stdio);

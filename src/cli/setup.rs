@@ -202,6 +202,31 @@ pub(super) fn tell_doubts(
     }
 }
 
+/// Keeps the traces that could be read, with their paths, and tells why others could not. `tell`
+/// tells what went wrong with one that is kept.
+pub(super) fn kept<'p, T>(
+    paths: &'p [PathBuf],
+    read: Vec<anyhow::Result<T>>,
+    tell: impl Fn(&Path, &T) -> Verdict,
+    console: &Console,
+) -> (Vec<(&'p Path, T)>, Verdict) {
+    let mut verdict = Verdict::Good;
+    let mut traces = Vec::new();
+    for (path, trace) in paths.iter().zip(read) {
+        match trace {
+            Ok(trace) => {
+                verdict = verdict.max(tell(path, &trace));
+                traces.push((path.as_path(), trace));
+            }
+            Err(error) => {
+                console.error(&error);
+                verdict = Verdict::Failed;
+            }
+        }
+    }
+    (traces, verdict)
+}
+
 /// Tells if a cell could not be done, or ended where the real allocator would not have survived.
 pub(super) fn tell_cell(
     path: &Path,
