@@ -7,6 +7,7 @@ mod cases;
 mod cli;
 mod common;
 mod conformance;
+mod costs;
 mod cuts;
 mod generated;
 mod golden;
