@@ -108,8 +108,8 @@ fn map_calls_are_told_by_step() {
 ";
     let result = replay(&trace(text), "expandable", &flat());
     let [first, second] = &result.time.steps[..] else { panic!("{:?}", result.time) };
-    // A reservation, two pages of 20 MiB, one set_access: 1 + 2·2 + 2·3 + 4 µs.
-    assert_eq!(row(first), ("step0", 30, 30, 15, 6));
+    // A reservation, two pages of 20 MiB, one set_access for both: 1 + 2·2 + 2·3 + 2·4 µs.
+    assert_eq!(row(first), ("step0", 30, 30, 19, 6));
     assert_eq!(first.map_calls, 2);
     assert_eq!(row(second), ("step1", 20, 20, 0, 0));
     assert_eq!(second.map_calls, 0);

@@ -96,12 +96,12 @@ impl<D: Device> Device for Faulty<D> {
         self.inner.map(address, handle)
     }
 
-    fn unmap(&mut self, address: u64, size_bytes: u64) -> Result<(), DeviceError> {
+    fn unmap(&mut self, address: u64, size_bytes: u64) -> Result<u64, DeviceError> {
         self.check(DeviceCall::Unmap, size_bytes)?;
         self.inner.unmap(address, size_bytes)
     }
 
-    fn set_access(&mut self, address: u64, size_bytes: u64) -> Result<(), DeviceError> {
+    fn set_access(&mut self, address: u64, size_bytes: u64) -> Result<u64, DeviceError> {
         self.check(DeviceCall::SetAccess, size_bytes)?;
         self.inner.set_access(address, size_bytes)
     }

@@ -109,17 +109,18 @@ pub trait Device {
     /// [`DeviceError::Invalid`] outside reservations or over another mapping.
     fn map(&mut self, address: u64, handle: PhysicalHandle) -> Result<u64, DeviceError>;
 
-    /// Removes all mappings in the range; it must begin and end at borders of mappings.
+    /// Removes all mappings in the range; it must begin and end at borders of mappings. Returns how
+    /// many they were.
     ///
     /// # Errors
     /// [`DeviceError::Invalid`].
-    fn unmap(&mut self, address: u64, size_bytes: u64) -> Result<(), DeviceError>;
+    fn unmap(&mut self, address: u64, size_bytes: u64) -> Result<u64, DeviceError>;
 
-    /// Makes a mapped range readable and writable.
+    /// Makes a mapped range readable and writable. Returns how many mappings it consists of.
     ///
     /// # Errors
     /// [`DeviceError::Invalid`] if part of it is not mapped.
-    fn set_access(&mut self, address: u64, size_bytes: u64) -> Result<(), DeviceError>;
+    fn set_access(&mut self, address: u64, size_bytes: u64) -> Result<u64, DeviceError>;
 
     /// [`Self::create`], `count` times. Those that came before a failure are in `handles` too.
     ///

@@ -33,8 +33,7 @@ pub enum ProfileError {
 /// Microseconds per call by size, measured on a GPU or derived from figures that others published.
 ///
 /// Linear between the points, flat below the first, straight on above the last, but never falling
-/// there. A call on several pieces of memory at once (`set_access`, `unmap` of a range) costs what
-/// it costs on one piece of their size.
+/// there. Sizes are those of one piece of memory; see [`super::Counting`] for ranges of several.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct CostProfile {
     /// Name on the command line.

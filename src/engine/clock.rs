@@ -14,8 +14,9 @@
 //! dropped, the profile is not that of the recorded GPU, and no rule could mend that.
 //!
 //! PyTorch's calls: `cudaMalloc` and `cudaFree` a segment; in expandable segments a create and a
-//! map a page and one set_access for all pages mapped at once, an unmap and a release a page. The
-//! reservation of their addresses leaves no trace; it takes microseconds once a pool and stream.
+//! map a page and one set_access for all pages mapped at once, which costs what it costs for each
+//! (`reports/vmm_ranges.md`); an unmap and a release a page. The reservation of their addresses
+//! leaves no trace; it takes microseconds once a pool and stream.
 
 use std::collections::HashSet;
 
@@ -97,8 +98,8 @@ impl<'a> RecordedCosts<'a> {
                 } else {
                     self.small_pages.remove(&action.address);
                 }
-                self.per_page(&[DeviceCall::Create, DeviceCall::Map], size, is_small)
-                    + self.profile.cost_ns(DeviceCall::SetAccess, size)
+                let calls = [DeviceCall::Create, DeviceCall::Map, DeviceCall::SetAccess];
+                self.per_page(&calls, size, is_small)
             }
             RecordedKind::SegmentUnmap => {
                 let is_small = self.small_pages.contains(&action.address);

@@ -423,18 +423,20 @@ impl Device for Sim {
         self.map_slots(address, &slots.ok_or(invalid)?, mapped)
     }
 
-    fn unmap(&mut self, address: u64, size_bytes: u64) -> Result<(), DeviceError> {
+    fn unmap(&mut self, address: u64, size_bytes: u64) -> Result<u64, DeviceError> {
         let slots = self.tiles(DeviceCall::Unmap, address, size_bytes, true)?;
-        self.mappings -= slots.len() as u64;
+        let count = slots.len() as u64;
+        self.mappings -= count;
         for slot in slots {
             self.pieces[slot as usize].mappings -= 1;
             self.drop_if_unused(slot);
         }
-        Ok(())
+        Ok(count)
     }
 
-    fn set_access(&mut self, address: u64, size_bytes: u64) -> Result<(), DeviceError> {
-        self.tiles(DeviceCall::SetAccess, address, size_bytes, false).map(drop)
+    fn set_access(&mut self, address: u64, size_bytes: u64) -> Result<u64, DeviceError> {
+        let slots = self.tiles(DeviceCall::SetAccess, address, size_bytes, false)?;
+        Ok(slots.len() as u64)
     }
 
     fn backing(&self, address: u64, size_bytes: u64, visit: &mut dyn FnMut(Extent)) -> bool {
