@@ -8,6 +8,8 @@ use fraglab::engine::{Observe, RunOptions, RunResult, SimulatedTime, StepTime, r
 use fraglab::import::{ReadOptions, read_trace};
 use fraglab::trace::{Trace, read_native, read_text};
 
+use crate::common::shared_dir;
+
 /// Every call costs the same whatever its size: malloc 10 µs, free 5, and 1, 2, 3, 4 for
 /// address_reserve, create, map and set_access; 6, 7 and 8 for unmap, release and address_free.
 fn flat() -> RunOptions {
@@ -260,4 +262,77 @@ fn derived_costs_are_told_apart_from_measured_ones() {
     assert!(h200["device"].get("profile_derived").is_none());
     assert_eq!(a100["time"]["steps"][0]["name"], "step0");
     assert_eq!(a100["time"]["steps"][0]["calls"], 2);
+}
+
+/// An expandable segment reserves 1.125 times the device: 9 GiB for 8, in pages of 20 MiB.
+const CAPPED: &str = "\
+device_total 8GiB
+capacity 8GiB
+address_space 20GiB
+mappings 3
+alloc a 50MiB
+alloc b 20MiB stream=1
+free a
+alloc c 60MiB
+alloc d 1MiB
+";
+
+#[test]
+fn a_device_with_caps_refuses_what_is_beyond() {
+    let trace = trace(CAPPED);
+    // Pages: 3 for `a`, which `c` gets again; none for `b`; `d` needs a third reservation.
+    let result = replay(&trace, "expandable", &flat());
+    assert_eq!(result.counters["ooms"], 2, "{result:?}");
+    assert_eq!(result.outcome.event_index, Some(1));
+    assert_eq!(
+        (result.device.address_bytes_max, result.device.mappings_max),
+        (Some(20 << 30), Some(3))
+    );
+    assert_eq!(result.device.mappings_peak, 3);
+    assert_eq!(result.calls.address_reserve, 2);
+    // Options go before the trace's. With a fourth mapping `b` is met, without a third range `d` is
+    // not.
+    let options = RunOptions { mappings_max: Some(4), ..flat() };
+    let result = replay(&trace, "expandable", &options);
+    assert_eq!((result.counters["ooms"], result.outcome.event_index), (1, Some(4)));
+    let options = RunOptions { mappings_max: Some(5), address_bytes_max: Some(30 << 30), ..flat() };
+    let result = replay(&trace, "expandable", &options);
+    assert_eq!(result.counters["ooms"], 0);
+    assert_eq!((result.calls.map, result.calls.address_reserve), (5, 3));
+    // One malloc a tensor needs no mappings, and no addresses but its own: 20 + 60 + 1 MiB at last.
+    let result =
+        replay(&trace, "native", &RunOptions { address_bytes_max: Some(81 << 20), ..flat() });
+    assert_eq!(result.counters["ooms"], 0);
+    let result =
+        replay(&trace, "native", &RunOptions { address_bytes_max: Some(60 << 20), ..flat() });
+    assert_eq!(result.outcome.event_index, Some(1));
+}
+
+#[test]
+fn caps_are_asked_for_and_told() {
+    let args = ["run", "-", "--alloc", "native", "--address-space", "1GiB", "--mappings", "500"];
+    let screen = fraglab(&args);
+    assert!(screen.contains("; 1 GiB of addresses; at most 500 mappings"), "{screen}");
+    let json: serde_json::Value =
+        serde_json::from_str(&fraglab(&[&args[..], &["--json", "-"]].concat())).expect("JSON");
+    assert_eq!(json["device"]["address_bytes_max"], 1 << 30);
+    assert_eq!(json["device"]["mappings_max"], 500);
+    let plain: serde_json::Value =
+        serde_json::from_str(&fraglab(&["run", "-", "--json", "-"])).expect("JSON");
+    assert!(plain["device"].get("mappings_max").is_none());
+    assert!(plain["device"].get("address_bytes_max").is_none());
+}
+
+/// Under memory pressure the allocator gives pages and segments back; the replay's calls then still
+/// take about as long as the recorded run's.
+#[test]
+fn replays_of_full_devices_make_the_recorded_calls() {
+    let Some(dir) = shared_dir() else { return };
+    for name in ["llama-1b-varlen.expandable.cap49", "llama-1b-varlen.gc80cap60"] {
+        let path = dir.join(format!("{name}.pickle.gz"));
+        let trace = read_trace(&path, &ReadOptions::default()).expect("a snapshot").trace;
+        let time = replay(&trace, "caching", &h200()).time;
+        let ratio = time.allocator_device_ns as f64 / time.recorded_device_ns as f64;
+        assert!((ratio - 1.0).abs() < 0.03, "{name}: {ratio}");
+    }
 }

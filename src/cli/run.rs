@@ -101,6 +101,21 @@ pub(super) struct Args {
     #[arg(long, value_name = "SIZE", value_parser = parse_size, long_help = capacity_help())]
     capacity: Option<Bytes>,
 
+    /// Most addresses that the device gives out, as in 2TiB; by default the trace's, else no end
+    ///
+    /// Counts the bytes of its mallocs and of the ranges that virtual memory calls reserve, mapped
+    /// or not: an expandable segment reserves more than the device has, and a stitched block takes
+    /// addresses of its own. Units as for --capacity.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    address_space: Option<Bytes>,
+
+    /// Most mappings that the device allows at once; by default the trace's, else any number
+    ///
+    /// Each driver process tolerates a limited number of mappings. A page of an expandable segment
+    /// is one, and so is every piece of a stitched block.
+    #[arg(long, value_name = "N")]
+    mappings: Option<u64>,
+
     /// Memory limit of the allocator, as in 60GiB; by default the trace's
     ///
     /// What torch.cuda.set_per_process_memory_fraction sets. Units as for --capacity.
@@ -263,6 +278,8 @@ impl Plan {
         let options = RunOptions {
             capacity_bytes: args.capacity.map(|size| size.0),
             limit_bytes: args.limit.map(|size| size.0),
+            address_bytes_max: args.address_space.map(|size| size.0),
+            mappings_max: args.mappings,
             settings: args.pytorch_conf,
             address_policy: args.addresses.map(Into::into),
             stop_on_oom: args.stop_on_oom,
@@ -313,8 +330,11 @@ impl Plan {
     fn asks_for_the_recorded_run(&self) -> bool {
         let RunOptions { capacity_bytes, limit_bytes, settings, address_policy, .. } =
             &self.options;
+        let RunOptions { address_bytes_max, mappings_max, .. } = &self.options;
         capacity_bytes.is_none()
             && limit_bytes.is_none()
+            && address_bytes_max.is_none()
+            && mappings_max.is_none()
             && settings.is_none()
             && address_policy.is_none()
     }

@@ -31,6 +31,11 @@ pub struct RunOptions {
     pub capacity_bytes: Option<u64>,
     /// The allocator's own limit; else that of the settings, else the trace's.
     pub limit_bytes: Option<u64>,
+    /// Most bytes of addresses, those of mallocs and of reservations together; else the trace's,
+    /// else as many as the address policy has.
+    pub address_bytes_max: Option<u64>,
+    /// Most mappings at once; else the trace's, else any number.
+    pub mappings_max: Option<u64>,
     /// The settings string; else the trace's.
     pub settings: Option<String>,
     /// What device calls cost.
@@ -52,6 +57,8 @@ impl RunOptions {
         RunOptions {
             capacity_bytes: None,
             limit_bytes: None,
+            address_bytes_max: None,
+            mappings_max: None,
             settings: None,
             profile,
             address_policy: None,
@@ -339,7 +346,16 @@ impl Runner<'_> {
     }
 
     fn sim_with(&self, addresses: Addresses) -> Sim {
-        Sim::new(self.capacity_bytes, self.total_bytes, addresses)
+        let sim = Sim::new(self.capacity_bytes, self.total_bytes, addresses);
+        sim.capped(self.address_bytes_max(), self.mappings_max())
+    }
+
+    fn address_bytes_max(&self) -> Option<u64> {
+        self.options.address_bytes_max.or(self.trace.header.device.address_bytes_max)
+    }
+
+    fn mappings_max(&self) -> Option<u64> {
+        self.options.mappings_max.or(self.trace.header.device.mappings_max)
     }
 
     fn wrapped(&self, sim: Sim) -> SimDevice {
@@ -579,6 +595,8 @@ impl Runner<'_> {
                 profile: self.options.profile.name.clone(),
                 profile_derived: self.options.profile.derived,
                 capacity_bytes: self.capacity_bytes,
+                address_bytes_max: self.address_bytes_max(),
+                mappings_max: self.mappings_max(),
                 address_policy: policy,
                 address_bytes_peak: run.device.inner().inner().reservation_bytes_peak(),
                 mappings_peak: run.device.inner().inner().mappings_peak(),

@@ -119,6 +119,12 @@ pub struct DeviceSummary {
     pub profile_derived: bool,
     /// Physical capacity; absent when unlimited.
     pub capacity_bytes: Option<u64>,
+    /// Most bytes of addresses that it gave out at once; absent without a cap.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub address_bytes_max: Option<u64>,
+    /// Most mappings that it allowed at once; absent without a cap.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mappings_max: Option<u64>,
     /// Where addresses come from.
     pub address_policy: AddressPolicy,
     /// Most bytes of addresses that were reserved at once (virtual memory calls only).

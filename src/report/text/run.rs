@@ -174,6 +174,12 @@ fn device_line(result: &RunResult, settings: Option<&str>) -> String {
         printable(&device.profile),
         if device.profile_derived { " (derived)" } else { "" }
     )];
+    if let Some(bytes) = device.address_bytes_max {
+        parts.push(format!("{} of addresses", Bytes(bytes)));
+    }
+    if let Some(count) = device.mappings_max {
+        parts.push(format!("at most {}", counted(count, "mapping")));
+    }
     if let Some(settings) = settings.filter(|settings| !settings.is_empty()) {
         parts.push(format!("settings {}", printable(settings)));
     }
@@ -377,6 +383,8 @@ pub(crate) mod tests {
                 profile: "h200".to_owned(),
                 profile_derived: false,
                 capacity_bytes: Some(150_109_880_320),
+                address_bytes_max: None,
+                mappings_max: None,
                 address_policy: AddressPolicy::Chunks,
                 address_bytes_peak: 0,
                 mappings_peak: 0,
@@ -564,6 +572,15 @@ pub(crate) mod tests {
         result.device.profile_derived = true;
         let text = screen(&[&result], None);
         assert!(text.contains("costs of a100-80g (derived)"), "{text}");
+    }
+
+    #[test]
+    fn caps_of_the_device_are_told() {
+        let mut result = sample("caching", GIB);
+        result.device.address_bytes_max = Some(2 * GIB);
+        result.device.mappings_max = Some(5000);
+        let text = screen(&[&result], None);
+        assert!(text.contains("h200; 2 GiB of addresses; at most 5,000 mappings"), "{text}");
     }
 
     #[test]
