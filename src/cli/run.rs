@@ -42,7 +42,8 @@ The table: requested is what the program asked for, allocated the same as rounde
 allocator held of the device; excess = reserved - requested peak, frag = 1 - requested / reserved \
 peak. Unused at an event: internal (rounding), deferred (freed, in use by another stream), other \
 stream or pool (free, but not for this request), hard (free, in a segment with a live block), soft \
-(free, in a wholly free segment).
+(free, in a wholly free segment). Device time a step: what the device calls cost from one mark \
+stepN.* to that of the next step, and how much that is of the recorded time.
 
 Exit codes: 0 good, 1 some allocator ran out of memory or an expectation failed, 2 something could \
 not be done.";

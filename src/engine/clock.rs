@@ -63,8 +63,10 @@ pub(super) fn program_times(trace: &Trace, profile: &CostProfile) -> Vec<u64> {
 /// own entry, which PyTorch notes last; other events have the time of the first action in them: a
 /// free of a segment is noted before the call, unmapped pages after it.
 fn is_late(event: &Event, action: &RecordedAction, is_first: bool) -> bool {
-    let noted_last = matches!(event.op, Op::Alloc(_) | Op::Attempt(_));
-    !noted_last && !(is_first && action.kind == RecordedKind::SegmentUnmap)
+    match event.op {
+        Op::Alloc(_) | Op::Attempt(_) => false,
+        _ => !is_first || action.kind != RecordedKind::SegmentUnmap,
+    }
 }
 
 /// What the device calls behind recorded actions cost.
