@@ -164,16 +164,16 @@ fn rows_that_completed_stand_before_those_that_did_not() {
 }
 
 #[test]
-fn device_time_is_a_share_of_the_simulated_run() {
+fn device_time_is_a_share_of_the_recorded_time() {
     let folder = Folder::new();
-    let trace = folder.file("timed.txt", "alloc a 100MiB\n@3ms free a\n");
+    let trace = folder.file("timed.txt", "alloc a 100MiB\n@4ms free a\n");
     let profile = folder.file("ms.json", &profile());
     let args = ["compare", &trace, "--alloc", "native", "--profile", &profile, "--format", "csv"];
     let output = fraglab(&args);
     assert_code(&output, 0);
-    // One malloc of 1 ms beside 3 ms of the program.
+    // One malloc of 1 ms beside 4 ms of the program.
     assert_eq!(column(&stdout(&output), "time_share"), ["0.25"]);
-    assert_eq!(column(&stdout(&output), "simulated_ns"), ["4000000"]);
+    assert_eq!(column(&stdout(&output), "simulated_ns"), ["5000000"]);
     let untimed = folder.file("growing.txt", GROWING);
     let output = fraglab(&["compare", &untimed, "--alloc", "native", "--format", "csv"]);
     assert_eq!(column(&stdout(&output), "time_share"), [""]);

@@ -9,6 +9,7 @@ mod cli;
 mod common;
 mod compare;
 mod conformance;
+mod costs;
 mod cuts;
 mod generated;
 mod golden;

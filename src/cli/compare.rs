@@ -39,7 +39,7 @@ The table, a row an allocator and capacity: reserved peak is what the allocator 
 excess = reserved - requested peak, frag = 1 - requested / reserved peak, util = allocated / \
 reserved peak, waste removed = 1 - excess / excess of caching on the same device (if caching is \
 among the allocators and both complete); device calls and what they cost by the profile, time share \
-= that cost / the simulated run (for traces with times); smallest capacity = the smallest multiple \
+= that cost / the recorded time (for traces with times); smallest capacity = the smallest multiple \
 of 2 MiB of device memory at which every request is met, over = how far that is above the requested \
 peak. On a terminal the best figure of a column is green.
 

@@ -38,7 +38,8 @@ The table: requested is what the program asked for, allocated the same as rounde
 allocator held of the device; excess = reserved - requested peak, frag = 1 - requested / reserved \
 peak. Unused at an event: internal (rounding), deferred (freed, in use by another stream), other \
 stream or pool (free, but not for this request), hard (free, in a segment with a live block), soft \
-(free, in a wholly free segment).
+(free, in a wholly free segment). Device time a step: what the device calls cost from one mark \
+stepN.* to that of the next step, and how much that is of the recorded time.
 
 Exit codes: 0 good, 1 some allocator ran out of memory or an expectation failed, 2 something could \
 not be done.";
@@ -205,8 +206,11 @@ impl Plan {
     fn asks_for_the_recorded_run(&self) -> bool {
         let RunOptions { capacity_bytes, limit_bytes, settings, address_policy, .. } =
             &self.options;
+        let RunOptions { address_bytes_max, mappings_max, .. } = &self.options;
         capacity_bytes.is_none()
             && limit_bytes.is_none()
+            && address_bytes_max.is_none()
+            && mappings_max.is_none()
             && settings.is_none()
             && address_policy.is_none()
     }

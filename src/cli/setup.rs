@@ -58,6 +58,21 @@ pub(super) struct SetupArgs {
     #[arg(long, value_name = "PROFILE", default_value = "h200")]
     profile: String,
 
+    /// Most addresses that the device gives out, as in 2TiB; by default the trace's, else no end
+    ///
+    /// Counts the bytes of its mallocs and of the ranges that virtual memory calls reserve, mapped
+    /// or not: an expandable segment reserves more than the device has, and a stitched block takes
+    /// addresses of its own. Units as for --capacity.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    address_space: Option<Bytes>,
+
+    /// Most mappings that the device allows at once; by default the trace's, else any number
+    ///
+    /// Each driver process tolerates a limited number of mappings. A page of an expandable segment
+    /// is one, and so is every piece of a stitched block.
+    #[arg(long, value_name = "N")]
+    mappings: Option<u64>,
+
     /// Memory limit of the allocator, as in 60GiB; by default the trace's
     ///
     /// What torch.cuda.set_per_process_memory_fraction sets. Units as for --capacity.
@@ -85,6 +100,8 @@ impl SetupArgs {
     pub(super) fn options(self) -> anyhow::Result<RunOptions> {
         Ok(RunOptions {
             limit_bytes: self.limit.map(|size| size.0),
+            address_bytes_max: self.address_space.map(|size| size.0),
+            mappings_max: self.mappings,
             settings: self.pytorch_conf,
             address_policy: self.addresses.map(Into::into),
             ..RunOptions::new(profile(&self.profile)?)

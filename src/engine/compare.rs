@@ -44,12 +44,12 @@ pub struct Compared {
 }
 
 impl Compared {
-    /// Simulated time of the device calls as a share of the simulated run; absent for a trace
-    /// without times.
+    /// Simulated time of the allocator's device calls / time of the recorded run, as
+    /// [`StepTime::share`](super::StepTime::share) of a step; absent for a trace without times.
     pub fn time_share(&self) -> Option<f64> {
         let time = &self.result.time;
-        let has_times = time.recorded_ns > 0 && time.simulated_ns > 0;
-        has_times.then(|| time.allocator_device_ns as f64 / time.simulated_ns as f64)
+        let has_times = time.recorded_ns > 0;
+        has_times.then(|| time.allocator_device_ns as f64 / time.recorded_ns as f64)
     }
 
     fn is_ok(&self) -> bool {

@@ -14,6 +14,7 @@ mod prepared;
 mod recorded_device;
 mod replay;
 mod result;
+mod steps;
 mod verify;
 
 pub use capacity::{CapacitySearch, SmallestCapacity, smallest_capacity};
