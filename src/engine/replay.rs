@@ -277,7 +277,7 @@ impl Visitor for Runner<'_> {
         };
         let address_spread = self.address_spread(&run, fresh, policy);
         let split = self.split(&run, allocator, device, &started);
-        let mut result = self.result(run, split, policy, &program_ns);
+        let mut result = self.result(run, split, policy, program_ns);
         result.start = self.start_summary(&started);
         result.address_spread = address_spread;
         Ok(Observed { result, decisions, timeline })
