@@ -31,7 +31,12 @@
 //! multiples of 512 bytes; reserved ≥ active; all bytes come back at the end; after an
 //! out-of-memory error the allocator is consistent and usable; a clone behaves as the original.
 
+pub mod best_fit;
+pub mod bfc;
 pub mod caching;
+mod first_fit;
+mod free_set;
+mod heap;
 pub mod native;
 pub mod registry;
 pub mod spec;
@@ -284,7 +289,7 @@ pub struct LayoutBlock {
     pub size_bytes: u64,
     /// What the program asked for; 0 if free.
     pub requested_bytes: u64,
-    /// The stream it belongs to.
+    /// The stream it belongs to; [`StreamId::NONE`] if it is free for any.
     pub stream: StreamId,
     /// Pool that requests must belong to in order to use it: an allocator's own number.
     pub pool: u32,
