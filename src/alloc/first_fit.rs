@@ -77,6 +77,10 @@ impl FreeOrder for AddressTree {
         one.address < other.address
     }
 
+    fn is_empty(&self) -> bool {
+        self.root == NONE
+    }
+
     fn largest_bytes(&self) -> u64 {
         self.largest_below(self.root)
     }

@@ -280,6 +280,12 @@ impl FreeSet {
         Some(self.bins[class].largest())
     }
 
+    /// Whether there is no block.
+    #[inline(always)]
+    pub fn is_empty(&self) -> bool {
+        self.summary == 0
+    }
+
     /// Every block in order.
     pub fn iter(&self) -> impl Iterator<Item = Entry> + '_ {
         self.bins.iter().flat_map(Bin::iter)

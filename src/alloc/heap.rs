@@ -44,30 +44,38 @@ pub trait FreeOrder: Clone + Default {
     /// Whether `one` is to be taken rather than `other`, of another set, if both fit.
     fn prefers(one: Entry, other: Entry) -> bool;
 
+    /// Whether there is no block.
+    fn is_empty(&self) -> bool;
+
     /// Size of the largest block in bytes; 0 without blocks.
     fn largest_bytes(&self) -> u64;
 }
 
 /// Best fit: the smallest block, among equal ones the lowest address.
 impl FreeOrder for FreeSet {
-    #[inline]
+    #[inline(always)]
     fn insert(&mut self, entry: Entry) {
         FreeSet::insert(self, entry);
     }
 
-    #[inline]
+    #[inline(always)]
     fn remove(&mut self, entry: Entry) {
         FreeSet::remove(self, entry);
     }
 
-    #[inline]
+    #[inline(always)]
     fn fit(&self, size_bytes: u64) -> Option<Entry> {
         self.first_fit(size_bytes)
     }
 
-    #[inline]
+    #[inline(always)]
     fn prefers(one: Entry, other: Entry) -> bool {
         one < other
+    }
+
+    #[inline(always)]
+    fn is_empty(&self) -> bool {
+        FreeSet::is_empty(self)
     }
 
     fn largest_bytes(&self) -> u64 {
@@ -193,16 +201,19 @@ impl<F: FreeOrder> Heap<F> {
     #[inline]
     pub(super) fn take_fit(&mut self, stream: StreamId, size_bytes: u64) -> Option<u32> {
         let set = set_of(stream);
-        let shared = self.free[SHARED as usize].fit(size_bytes);
         let own = self.free.get(set as usize).and_then(|free| free.fit(size_bytes));
-        let (set, entry) = match (own, shared) {
-            (Some(own), Some(shared)) if F::prefers(shared, own) => (SHARED, shared),
-            (Some(own), _) => (set, own),
-            (None, Some(shared)) => (SHARED, shared),
-            (None, None) => return None,
-        };
-        self.free[set as usize].remove(entry);
-        Some(entry.block)
+        // Mostly there is nothing shared: memory is, until it is used.
+        let shared = &mut self.free[SHARED as usize];
+        if !shared.is_empty()
+            && let Some(entry) = shared.fit(size_bytes)
+            && own.is_none_or(|own| F::prefers(entry, own))
+        {
+            shared.remove(entry);
+            return Some(entry.block);
+        }
+        let own = own?;
+        self.free[set as usize].remove(own);
+        Some(own.block)
     }
 
     /// Hands out the first `size_bytes` of a block that is in no set. The rest stays free where it
@@ -301,7 +312,7 @@ impl<F: FreeOrder> Heap<F> {
     /// The device was waited for: all free memory is shared, and free neighbours are one.
     pub(super) fn share_all(&mut self) {
         // Shared neighbours are one already.
-        if self.free[1..].iter().all(|free| free.largest_bytes() == 0) {
+        if self.free[1..].iter().all(F::is_empty) {
             return;
         }
         self.free.fill(F::default());
@@ -413,6 +424,7 @@ impl<F: FreeOrder> Heap<F> {
     }
 
     /// Puts a free block into its set.
+    #[inline]
     pub(super) fn put_in(&mut self, at: u32) {
         let block = &self.blocks[at as usize];
         self.free[block.set as usize].insert(block.entry(at));
@@ -494,20 +506,24 @@ impl<F: FreeOrder> Heap<F> {
     /// Cuts a block in two; gives the high part, which is in no set.
     #[inline]
     fn cut(&mut self, at: u32, low_bytes: u64) -> u32 {
-        let block = self.blocks[at as usize];
+        let Block { address, size_bytes, next, segment, set, .. } = self.blocks[at as usize];
         let high = self.new_block(Block {
-            address: block.address + low_bytes,
-            size_bytes: block.size_bytes - low_bytes,
+            address: address + low_bytes,
+            size_bytes: size_bytes - low_bytes,
+            requested_bytes: 0,
             prev: at,
+            next,
+            segment,
+            set,
+            owner: BlockId::NONE,
             state: BlockState::Free,
-            ..block
         });
         let low = &mut self.blocks[at as usize];
         low.size_bytes = low_bytes;
         low.next = high;
-        match self.blocks.get_mut(block.next as usize) {
+        match self.blocks.get_mut(next as usize) {
             Some(next) => next.prev = high,
-            None => self.segments[block.segment as usize].last = high,
+            None => self.segments[segment as usize].last = high,
         }
         high
     }
