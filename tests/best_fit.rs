@@ -610,7 +610,7 @@ impl World {
         let (most_bytes, next_bytes) = match policy {
             Policy::Bfc { .. } => {
                 let most = limit_bytes.min(self.total_bytes) / 512 * 512;
-                (most, most.min(2 * MIB).max(512))
+                (most, (2 * MIB).min(most).max(512))
             }
             _ => {
                 let span = (self.total_bytes + self.total_bytes / 8).next_multiple_of(2 * MIB);

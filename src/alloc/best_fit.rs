@@ -17,7 +17,11 @@
 //! A piece is one physical allocation of just the 2 MiB units that are short: one `create`, `map`
 //! and `set_access` however large the request. `best-fit` takes the smallest block that is large
 //! enough, among equal ones the lowest address; `first-fit` takes the lowest address. Memory stays
-//! on its stream, see the [heap](super::heap).
+//! on its stream, see the heap (`heap.rs`).
+//!
+//! To the split of waste (DESIGN 2) a page of this range is its unit, 2 MiB, not the piece: free
+//! units between live blocks are soft, as those of an expandable segment are, although a piece
+//! could only go as a whole.
 //!
 //! A request goes down these steps until one gives it memory:
 //!

@@ -27,7 +27,7 @@
 //!
 //! Deviations: chunks are multiples of 512 bytes, as the contract of this crate asks, not of 256;
 //! nine tenths are exact. TensorFlow has one compute stream; here a chunk stays on its stream as in
-//! the [heap](super::heap), and when growth fails, the device is waited for, which shares all free
+//! the heap (`heap.rs`), and when growth fails, the device is waited for, which shares all free
 //! chunks, before garbage is looked for. `empty_cache`, which TensorFlow lacks, waits and gives
 //! back every region that is wholly free. A program that waits ten seconds for others to free is
 //! not modelled: a trace is one thread.

@@ -22,7 +22,9 @@
 //!                                                    └─ log()             what it did
 //! ```
 //!
-//! An allocator never reads files, clocks or the environment, and never learns of the future.
+//! An allocator never reads files, clocks or the environment, and never learns of the future. Two
+//! parts wait for those that cut memory into blocks: `free_set`, free blocks by size and address,
+//! and `heap`, blocks that split, join and stay on their stream.
 //!
 //! # The contract
 //!
