@@ -8,6 +8,7 @@ mod cases;
 mod cli;
 mod common;
 mod conformance;
+mod costs;
 mod cuts;
 mod generated;
 mod golden;

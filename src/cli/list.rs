@@ -88,6 +88,7 @@ struct ProfileEntry<'a> {
     gpu: &'a str,
     driver: &'a str,
     date: &'a str,
+    derived: bool,
     method: &'a str,
 }
 
@@ -122,6 +123,7 @@ fn listing<'a>(allocators: &'a [AllocatorInfo], profiles: &'a [CostProfile]) -> 
         gpu: &profile.gpu,
         driver: &profile.driver,
         date: &profile.date,
+        derived: profile.derived,
         method: &profile.method,
     };
     Listing {

@@ -42,7 +42,8 @@ The table: requested is what the program asked for, allocated the same as rounde
 allocator held of the device; excess = reserved - requested peak, frag = 1 - requested / reserved \
 peak. Unused at an event: internal (rounding), deferred (freed, in use by another stream), other \
 stream or pool (free, but not for this request), hard (free, in a segment with a live block), soft \
-(free, in a wholly free segment).
+(free, in a wholly free segment). Device time a step: what the device calls cost from one mark \
+stepN.* to that of the next step, and how much that is of the recorded time.
 
 Exit codes: 0 good, 1 some allocator ran out of memory or an expectation failed, 2 something could \
 not be done.";
@@ -100,6 +101,21 @@ pub(super) struct Args {
     /// By default the trace's own, else what the recorded device had, else unlimited.
     #[arg(long, value_name = "SIZE", value_parser = parse_size, long_help = capacity_help())]
     capacity: Option<Bytes>,
+
+    /// Most addresses that the device gives out, as in 2TiB; by default the trace's, else no end
+    ///
+    /// Counts the bytes of its mallocs and of the ranges that virtual memory calls reserve, mapped
+    /// or not: an expandable segment reserves more than the device has, and a stitched block takes
+    /// addresses of its own. Units as for --capacity.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    address_space: Option<Bytes>,
+
+    /// Most mappings that the device allows at once; by default the trace's, else any number
+    ///
+    /// Each driver process tolerates a limited number of mappings. A page of an expandable segment
+    /// is one, and so is every piece of a stitched block.
+    #[arg(long, value_name = "N")]
+    mappings: Option<u64>,
 
     /// Memory limit of the allocator, as in 60GiB; by default the trace's
     ///
@@ -263,6 +279,8 @@ impl Plan {
         let options = RunOptions {
             capacity_bytes: args.capacity.map(|size| size.0),
             limit_bytes: args.limit.map(|size| size.0),
+            address_bytes_max: args.address_space.map(|size| size.0),
+            mappings_max: args.mappings,
             settings: args.pytorch_conf,
             address_policy: args.addresses.map(Into::into),
             stop_on_oom: args.stop_on_oom,
@@ -313,8 +331,11 @@ impl Plan {
     fn asks_for_the_recorded_run(&self) -> bool {
         let RunOptions { capacity_bytes, limit_bytes, settings, address_policy, .. } =
             &self.options;
+        let RunOptions { address_bytes_max, mappings_max, .. } = &self.options;
         capacity_bytes.is_none()
             && limit_bytes.is_none()
+            && address_bytes_max.is_none()
+            && mappings_max.is_none()
             && settings.is_none()
             && address_policy.is_none()
     }

@@ -29,6 +29,26 @@ pub struct CallCounts {
     pub set_access: u64,
 }
 
+impl CallCounts {
+    /// Calls of all kinds.
+    pub fn total(&self) -> u64 {
+        let CallCounts {
+            malloc,
+            free,
+            address_reserve,
+            address_free,
+            create,
+            release,
+            map,
+            unmap,
+            set_access,
+        } = *self;
+        [malloc, free, address_reserve, address_free, create, release, map, unmap, set_access]
+            .into_iter()
+            .sum()
+    }
+}
+
 /// Counts the calls that succeed and adds up their cost.
 ///
 /// Refused calls are neither counted nor costed: what a driver takes to refuse was not measured.

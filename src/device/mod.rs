@@ -49,6 +49,12 @@ pub enum DeviceError {
         /// Bytes asked for.
         requested_bytes: u64,
     },
+    /// The process has as many mappings as it may have.
+    #[error("{mappings_max} mappings are there already, the most that the device allows")]
+    TooManyMappings {
+        /// The most that may be there.
+        mappings_max: u64,
+    },
     /// The call makes no sense: an address that was never handed out, a range mapped twice.
     #[error("invalid {call:?} of address {address:#x}, {size_bytes} bytes")]
     Invalid {
@@ -69,7 +75,8 @@ pub trait Device {
     /// `cudaMalloc`: physical memory with an address of its own.
     ///
     /// # Errors
-    /// [`DeviceError::OutOfMemory`] when the capacity does not hold it.
+    /// [`DeviceError::OutOfMemory`] when the capacity does not hold it,
+    /// [`DeviceError::OutOfAddresses`].
     fn malloc(&mut self, size_bytes: u64) -> Result<u64, DeviceError>;
 
     /// `cudaFree` of an address that [`Self::malloc`] gave. Returns the size it was given for.
@@ -106,7 +113,8 @@ pub trait Device {
     /// be mapped at several addresses. Returns its size.
     ///
     /// # Errors
-    /// [`DeviceError::Invalid`] outside reservations or over another mapping.
+    /// [`DeviceError::Invalid`] outside reservations or over another mapping,
+    /// [`DeviceError::TooManyMappings`].
     fn map(&mut self, address: u64, handle: PhysicalHandle) -> Result<u64, DeviceError>;
 
     /// Removes all mappings in the range; it must begin and end at borders of mappings. Returns how

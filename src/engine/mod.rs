@@ -10,6 +10,7 @@ mod predict;
 mod recorded_device;
 mod replay;
 mod result;
+mod steps;
 mod verify;
 
 pub use predict::{Misprediction, PredictError, PredictResult, PredictedPeaks, predict};

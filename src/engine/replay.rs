@@ -11,6 +11,7 @@ use super::result::{
     AddressSpread, AllocatorSummary, DeviceSummary, FinalLevels, Outcome, RunResult,
     SCHEMA_VERSION, SimulatedTime, StartSummary, Status, TraceSummary, Wall,
 };
+use super::steps::StepMeter;
 use crate::alloc::registry::{self, Visitor};
 use crate::alloc::spec::{AllocSpec, SpecError};
 use crate::alloc::{Action, ActionKind, Allocator, BuildInputs, Env, Handle, LayoutBlock, Request};
@@ -30,6 +31,11 @@ pub struct RunOptions {
     pub capacity_bytes: Option<u64>,
     /// The allocator's own limit; else that of the settings, else the trace's.
     pub limit_bytes: Option<u64>,
+    /// Most bytes of addresses, those of mallocs and of reservations together; else the trace's,
+    /// else as many as the address policy has.
+    pub address_bytes_max: Option<u64>,
+    /// Most mappings at once; else the trace's, else any number.
+    pub mappings_max: Option<u64>,
     /// The settings string; else the trace's.
     pub settings: Option<String>,
     /// What device calls cost.
@@ -51,6 +57,8 @@ impl RunOptions {
         RunOptions {
             capacity_bytes: None,
             limit_bytes: None,
+            address_bytes_max: None,
+            mappings_max: None,
             settings: None,
             profile,
             address_policy: None,
@@ -245,8 +253,7 @@ impl Visitor for Runner<'_> {
         };
         let address_spread = self.address_spread(&run, fresh, policy);
         let split = self.split(&run, allocator, device, &started);
-        let program_ns = program_ns.last().copied().unwrap_or(0);
-        let mut result = self.result(run, split, policy, program_ns);
+        let mut result = self.result(run, split, policy, &program_ns);
         result.start = self.start_summary(&started);
         result.address_spread = address_spread;
         Ok(Observed { result, decisions, timeline })
@@ -294,6 +301,9 @@ struct Replayed<A> {
     refusals: u64,
     seconds: f64,
     memory_events: u64,
+    steps: StepMeter,
+    /// Index of the last event that was replayed.
+    last_event: usize,
 }
 
 /// The first refused request.
@@ -336,7 +346,16 @@ impl Runner<'_> {
     }
 
     fn sim_with(&self, addresses: Addresses) -> Sim {
-        Sim::new(self.capacity_bytes, self.total_bytes, addresses)
+        let sim = Sim::new(self.capacity_bytes, self.total_bytes, addresses);
+        sim.capped(self.address_bytes_max(), self.mappings_max())
+    }
+
+    fn address_bytes_max(&self) -> Option<u64> {
+        self.options.address_bytes_max.or(self.trace.header.device.address_bytes_max)
+    }
+
+    fn mappings_max(&self) -> Option<u64> {
+        self.options.mappings_max.or(self.trace.header.device.mappings_max)
     }
 
     fn wrapped(&self, sim: Sim) -> SimDevice {
@@ -491,6 +510,8 @@ impl Runner<'_> {
             refusals: replay.refusals,
             seconds,
             memory_events: replay.memory_events,
+            steps: replay.steps,
+            last_event: replay.env.event as usize,
             device: replay.env.device,
         };
         (replayed, replay.env.sink)
@@ -547,7 +568,7 @@ impl Runner<'_> {
         run: Replayed<A>,
         split: Option<Split>,
         policy: AddressPolicy,
-        program_ns: u64,
+        program_ns: &[u64],
     ) -> RunResult {
         let peaks = run.peaks;
         let share = |part: u64| {
@@ -572,7 +593,10 @@ impl Runner<'_> {
             device: DeviceSummary {
                 kind: "sim",
                 profile: self.options.profile.name.clone(),
+                profile_derived: self.options.profile.derived,
                 capacity_bytes: self.capacity_bytes,
+                address_bytes_max: self.address_bytes_max(),
+                mappings_max: self.mappings_max(),
                 address_policy: policy,
                 address_bytes_peak: run.device.inner().inner().reservation_bytes_peak(),
                 mappings_peak: run.device.inner().inner().mappings_peak(),
@@ -594,7 +618,7 @@ impl Runner<'_> {
             calls: run.device.calls(),
             counters,
             torch_stats: run.allocator.torch_stats().map(|stats| stats.into_iter().collect()),
-            time: self.simulated_time(program_ns, run.device.cost_ns()),
+            time: self.simulated_time(&run, program_ns),
             wall: Wall {
                 events_per_second: run.memory_events as f64 / run.seconds.max(1e-9),
                 seconds: run.seconds,
@@ -658,13 +682,18 @@ impl Runner<'_> {
         }
     }
 
-    fn simulated_time(&self, program_ns: u64, allocator_device_ns: u64) -> SimulatedTime {
-        let first = self.trace.events.first().map_or(0, |event| event.time_ns);
-        let last = self.trace.events.last().map_or(0, |event| event.time_ns);
+    fn simulated_time<A>(&self, run: &Replayed<A>, program_ns: &[u64]) -> SimulatedTime {
+        let trace = self.trace;
+        let time_ns = |event: usize| trace.events.get(event).map_or(0, |event| event.time_ns);
+        let recorded_ns = time_ns(run.last_event).saturating_sub(time_ns(0));
+        let program_ns_all = program_ns.get(run.last_event).copied().unwrap_or(0);
+        let allocator_device_ns = run.device.cost_ns();
         SimulatedTime {
             allocator_device_ns,
-            recorded_ns: last - first,
-            simulated_ns: program_ns.saturating_add(allocator_device_ns),
+            recorded_ns,
+            recorded_device_ns: recorded_ns.saturating_sub(program_ns_all),
+            simulated_ns: program_ns_all.saturating_add(allocator_device_ns),
+            steps: run.steps.steps(trace, program_ns, run.last_event, &run.device),
         }
     }
 }
@@ -740,6 +769,7 @@ struct Replay<A, D, S> {
     refusals: u64,
     /// alloc, attempt, free, defer and done events.
     memory_events: u64,
+    steps: StepMeter,
 }
 
 impl<A: Allocator, S: Sink> Replay<A, SimDevice, S> {
@@ -758,6 +788,7 @@ impl<A: Allocator, S: Sink> Replay<A, SimDevice, S> {
             refusal: None,
             refusals: 0,
             memory_events: 0,
+            steps: StepMeter::new(&trace.phases),
         }
     }
 
@@ -885,12 +916,9 @@ impl<A: Allocator, S: Sink> Replay<A, SimDevice, S> {
             Op::PoolEnter(pool) => self.allocator.pool_enter(&mut self.env, pool),
             Op::PoolLeave(pool) => self.allocator.pool_leave(&mut self.env, pool),
             Op::PoolDelete(pool) => self.allocator.pool_delete(&mut self.env, pool),
+            Op::Mark(phase) => self.steps.mark(self.env.event, phase, &self.env.device),
             // These say where the program is; no allocator of this room listens to them.
-            Op::Mark(_)
-            | Op::ModuleEnter(_)
-            | Op::ModuleLeave(_)
-            | Op::Access(_)
-            | Op::Transfer(_) => {}
+            Op::ModuleEnter(_) | Op::ModuleLeave(_) | Op::Access(_) | Op::Transfer(_) => {}
         }
     }
 

@@ -114,8 +114,17 @@ pub struct DeviceSummary {
     pub kind: &'static str,
     /// Name of the cost profile.
     pub profile: String,
+    /// The profile is derived from published figures, not measured; absent if it is measured.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub profile_derived: bool,
     /// Physical capacity; absent when unlimited.
     pub capacity_bytes: Option<u64>,
+    /// Most bytes of addresses that it gave out at once; absent without a cap.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub address_bytes_max: Option<u64>,
+    /// Most mappings that it allowed at once; absent without a cap.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mappings_max: Option<u64>,
     /// Where addresses come from.
     pub address_policy: AddressPolicy,
     /// Most bytes of addresses that were reserved at once (virtual memory calls only).
@@ -188,15 +197,49 @@ pub struct FinalLevels {
     pub levels: Levels,
 }
 
-/// Simulated time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+/// Simulated time, from the first event to the last that was replayed.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct SimulatedTime {
     /// Cost of the allocator's device calls by the profile.
     pub allocator_device_ns: u64,
     /// Time that the recorded run took.
     pub recorded_ns: u64,
+    /// The part of it that the recorded run's own device calls took, by the profile.
+    pub recorded_device_ns: u64,
     /// The simulated run: recorded, less the recorded run's device calls, plus the allocator's.
     pub simulated_ns: u64,
+    /// The same by steps, in their order. Together they hold all events: `before` stands for those
+    /// before the first step, `after` for those after a step. Empty without any step.
+    pub steps: Vec<StepTime>,
+}
+
+/// Simulated time of a step: from a mark `stepN` or `stepN.anything` to the first of another step
+/// or none.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct StepTime {
+    /// `stepN`, or `before` or `after`, which are no steps.
+    pub name: String,
+    /// Time that it took in the recorded run.
+    pub recorded_ns: u64,
+    /// That, less the recorded run's device calls.
+    pub program_ns: u64,
+    /// Cost of the allocator's device calls in it.
+    pub allocator_device_ns: u64,
+    /// The program and the allocator's device calls.
+    pub simulated_ns: u64,
+    /// `allocator_device_ns` / `recorded_ns`; nothing where the recording shows no time.
+    pub share: Option<f64>,
+    /// The allocator's device calls in it, of all kinds.
+    pub calls: u64,
+    /// Those of them that map memory.
+    pub map_calls: u64,
+}
+
+impl StepTime {
+    /// Whether it is a step, not what lies before or after one.
+    pub fn is_step(&self) -> bool {
+        !matches!(self.name.as_str(), "before" | "after")
+    }
 }
 
 /// What a clock measured.

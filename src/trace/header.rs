@@ -47,6 +47,12 @@ pub struct DeviceInfo {
     /// Physical capacity for the simulated device (`capacity`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity_bytes: Option<u64>,
+    /// Most bytes of addresses that the simulated device gives out (`address_space`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address_bytes_max: Option<u64>,
+    /// Most mappings that the simulated device allows at once (`mappings`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mappings_max: Option<u64>,
 }
 
 /// How much of a device's total a process can surely get: contexts and libraries take memory that

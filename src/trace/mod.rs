@@ -39,7 +39,9 @@ pub use recording::{
     recorded_entries,
 };
 pub use start::{StartBlock, StartLayout, StartSegment, StartState};
-pub use stats::{RecordedStats, SizeClass, SizeStats, StartStats, StreamStats, TraceStats, stats};
+pub use stats::{
+    RecordedStats, SizeClass, SizeStats, StartStats, StreamStats, TraceStats, stats, step_name,
+};
 pub use text::{REPEAT_DEPTH_MAX, TEXT_EVENTS_MAX, TextError, read_text, write_text};
 pub use validate::{BLOCK_BYTES_MAX, InvalidTrace, LIVE_BYTES_MAX, validate};
 

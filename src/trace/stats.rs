@@ -225,11 +225,18 @@ impl Watch {
     }
 }
 
+/// The step that a phase belongs to, as it is called: what stands before its first dot, if that is
+/// `step` and digits.
+pub fn step_name(phase: &str) -> Option<&str> {
+    let name = phase.split_once('.').map_or(phase, |(name, _)| name);
+    let digits = name.strip_prefix("step")?;
+    let numbered = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    numbered.then_some(name)
+}
+
 /// The N of `stepN` or `stepN.backward`.
 fn step_of(phase: &str) -> Option<u64> {
-    let rest = phase.strip_prefix("step")?;
-    let number = rest.split_once('.').map_or(rest, |(number, _)| number);
-    number.bytes().all(|byte| byte.is_ascii_digit()).then(|| number.parse().ok())?
+    step_name(phase)?.strip_prefix("step")?.parse().ok()
 }
 
 fn by_stream(watch: &Watch, total_bytes: u64) -> Vec<StreamStats> {
@@ -297,4 +304,21 @@ fn recorded_stats(trace: &Trace, recording: &Recording) -> RecordedStats {
         }
     }
     stats
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_is_step_and_digits_before_the_first_dot() {
+        assert_eq!(step_name("step0.forward"), Some("step0"));
+        assert_eq!(step_name("step12"), Some("step12"));
+        assert_eq!(step_name("step1.forward.layer3"), Some("step1"));
+        let others =
+            ["end", "step", "step.forward", "stepA", "steps1", "warmup.step1", "", ".step1"];
+        for other in others {
+            assert_eq!(step_name(other), None, "{other:?}");
+        }
+    }
 }

@@ -41,7 +41,7 @@ const NAMELESS: &str = "_";
 const EVENT_WORDS: &str = "alloc, attempt, free, defer, done, access, mark, empty_cache, \
     settings, pool, enter, leave, transfer, repeat, end";
 const HEADER_WORDS: &str = "name, source, device, device_index, start_unix_ns, capacity, \
-    device_total, limit, conf, addresses, fail, strategies, expect";
+    device_total, address_space, mappings, limit, conf, addresses, fail, strategies, expect";
 
 /// A text trace is wrong at a place.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -537,6 +537,13 @@ impl Parser {
             }
             "device_total" => {
                 header.device.total_bytes = Some(size_of(args.require_last("a size")?)?)
+            }
+            "address_space" => {
+                header.device.address_bytes_max = Some(size_of(args.require_last("a size")?)?)
+            }
+            "mappings" => {
+                let token = args.require_last("the most mappings at once")?;
+                header.device.mappings_max = Some(number_of(token, &token.text, "a number")?);
             }
             "limit" => header.limit_bytes = Some(size_of(args.require_last("a size")?)?),
             "conf" => header.settings = Some(args.require_last("the settings")?.text.to_string()),

@@ -150,6 +150,7 @@ fn check_sizes(trace: &Trace) -> Result<(), InvalidTrace> {
     let sizes = [
         ("header.device.capacity_bytes", header.device.capacity_bytes),
         ("header.device.total_bytes", header.device.total_bytes),
+        ("header.device.address_bytes_max", header.device.address_bytes_max),
         ("header.limit_bytes", header.limit_bytes),
     ];
     for (name, size) in sizes {

@@ -107,6 +107,8 @@ fn header(seed: u64, text: bool) -> Header {
             index: some(11).then_some(3),
             total_bytes: some(12).then_some(150_109_880_320),
             capacity_bytes: some(13).then_some(4000 << 20),
+            address_bytes_max: some(24).then_some(2 << 30),
+            mappings_max: some(25).then_some(5000),
         },
         settings: some(14)
             .then(|| "max_split_size_mb:40,roundup_power2_divisions:[256:1,>:8]".into()),

@@ -262,8 +262,10 @@ impl Caching {
         self.give_reservation_back(env, middle);
     }
 
-    /// Takes the memory from pages; gives how many bytes of them, from the first on, the device
-    /// took back. Handles go first: a page whose handle the device does not take stays as it is.
+    /// Takes the memory from pages, as PyTorch does by an unmap and a release for each; gives how
+    /// many bytes of them, from the first on, the device took back. Handles go first: a page whose
+    /// handle the device does not take stays as it is, and one that it does not unmap is tried
+    /// again, without a handle.
     fn unmap_pages<E: Env>(
         &mut self,
         env: &mut E,
@@ -271,21 +273,21 @@ impl Caching {
         size_bytes: u64,
         page_bytes: u64,
     ) -> Option<u64> {
-        let mut released_bytes = 0;
-        while released_bytes < size_bytes {
-            let page = address + released_bytes;
+        let mut unmapped_bytes = 0;
+        while unmapped_bytes < size_bytes {
+            let page = address + unmapped_bytes;
             if let Some(&handle) = self.pages.get(&page) {
                 if env.device().release(handle).is_err() {
                     break;
                 }
                 self.pages.remove(&page);
             }
-            released_bytes += page_bytes;
+            if env.device().unmap(page, page_bytes).is_err() {
+                break;
+            }
+            unmapped_bytes += page_bytes;
         }
-        if released_bytes == 0 || env.device().unmap(address, released_bytes).is_err() {
-            return None;
-        }
-        Some(released_bytes)
+        (unmapped_bytes > 0).then_some(unmapped_bytes)
     }
 
     /// Joins an unmapped block with unmapped neighbours and enters it among the unmapped.

@@ -8,7 +8,8 @@
 //!   charged = ⌈Σ small mallocs / 2 MiB⌉ + Σ ⌈large malloc / 2 MiB⌉ + Σ created physical pieces
 //! ```
 //!
-//! Which address a range gets is the business of the [address policy](addresses).
+//! Which address a range gets is the business of the [address policy](addresses). A driver process
+//! tolerates only so many addresses and mappings; [`Sim::capped`] sets where that ends.
 
 pub mod addresses;
 
@@ -47,6 +48,12 @@ pub struct Sim {
     reservation_bytes_peak: u64,
     mappings: u64,
     mappings_peak: u64,
+    /// Bytes of mallocs.
+    malloc_bytes: u64,
+    /// Bytes of reservations and mallocs that there may be.
+    address_bytes_max: u64,
+    /// Mappings that there may be.
+    mappings_max: u64,
 }
 
 /// A piece of physical memory. Its handle is the slot, and above it the generation, so that a
@@ -130,6 +137,20 @@ impl Sim {
             reservation_bytes_peak: 0,
             mappings: 0,
             mappings_peak: 0,
+            malloc_bytes: 0,
+            address_bytes_max: u64::MAX,
+            mappings_max: u64::MAX,
+        }
+    }
+
+    /// The same device that allows no more than `address_bytes_max` bytes of reservations and
+    /// mallocs together, and no more than `mappings_max` mappings. What is there at the start of a
+    /// replay may exceed both.
+    pub fn capped(self, address_bytes_max: Option<u64>, mappings_max: Option<u64>) -> Sim {
+        Sim {
+            address_bytes_max: address_bytes_max.unwrap_or(u64::MAX),
+            mappings_max: mappings_max.unwrap_or(u64::MAX),
+            ..self
         }
     }
 
@@ -155,6 +176,7 @@ impl Sim {
             self.small_bytes += size_bytes;
         }
         self.mallocs.insert(address, size_bytes);
+        self.malloc_bytes = self.malloc_bytes.saturating_add(size_bytes);
         self.addresses.hold(address, size_bytes);
     }
 
@@ -238,6 +260,16 @@ impl Sim {
         Ok(())
     }
 
+    /// Whether so many more bytes may have addresses.
+    #[inline]
+    fn check_addresses(&self, requested_bytes: u64) -> Result<(), DeviceError> {
+        let taken_bytes = self.reservation_bytes.saturating_add(self.malloc_bytes);
+        if requested_bytes > self.address_bytes_max.saturating_sub(taken_bytes) {
+            return Err(DeviceError::OutOfAddresses { requested_bytes });
+        }
+        Ok(())
+    }
+
     /// Drops a piece of which neither a handle nor a mapping is left.
     fn drop_if_unused(&mut self, slot: u32) {
         let piece = self.pieces[slot as usize];
@@ -299,15 +331,23 @@ impl Sim {
             slots.iter().map(|&slot| self.pieces[slot as usize].size_bytes).collect();
         let size_bytes = sizes.iter().sum();
         let invalid = DeviceError::Invalid { call: DeviceCall::Map, address, size_bytes };
+        let mappings_max = self.mappings_max;
+        let room = mappings_max.saturating_sub(self.mappings);
         let (base, reservation) = self.reservation_of(address, size_bytes).ok_or(invalid)?;
         if !(address - base).is_multiple_of(GRANULARITY_BYTES) {
             return Err(invalid);
         }
         let mut first = page_index(address - base);
         let mut count = 0;
+        let mut refusal = None;
         for (&slot, size_bytes) in slots.iter().zip(sizes) {
             let pages = page_index(size_bytes);
+            if count as u64 >= room {
+                refusal = Some(DeviceError::TooManyMappings { mappings_max });
+                break;
+            }
             if !reservation.map(first, pages, slot) {
+                refusal = Some(invalid);
                 break;
             }
             first += pages;
@@ -318,7 +358,7 @@ impl Sim {
         }
         self.count_mappings(count as u64);
         *mapped += count;
-        if count == slots.len() { Ok(()) } else { Err(invalid) }
+        refusal.map_or(Ok(()), Err)
     }
 }
 
@@ -336,7 +376,9 @@ impl Device for Sim {
     fn malloc(&mut self, size_bytes: u64) -> Result<u64, DeviceError> {
         let units = self.malloc_units(size_bytes);
         self.check_units(DeviceCall::Malloc, size_bytes, units)?;
+        self.check_addresses(size_bytes)?;
         let address = self.addresses.take(size_bytes)?;
+        self.malloc_bytes += size_bytes;
         self.units_in_use += units;
         if size_bytes < SHARED_UNIT_LIMIT_BYTES {
             self.small_bytes += size_bytes;
@@ -353,12 +395,14 @@ impl Device for Sim {
         if size_bytes < SHARED_UNIT_LIMIT_BYTES {
             self.small_bytes -= size_bytes;
         }
+        self.malloc_bytes -= size_bytes;
         self.units_in_use -= self.malloc_units(size_bytes);
         self.addresses.give_back(address, size_bytes);
         Ok(size_bytes)
     }
 
     fn address_reserve(&mut self, size_bytes: u64) -> Result<u64, DeviceError> {
+        self.check_addresses(size_bytes)?;
         let address = self.addresses.reserve(size_bytes)?;
         self.add_reservation(address, size_bytes);
         Ok(address)
@@ -585,5 +629,39 @@ mod tests {
         assert_eq!((mapped, device.mappings_peak()), (1, 2));
         assert!(device.map_each(range + 6 * MIB, 2 * MIB, &pieces[..2], &mut mapped).is_err());
         assert!(device.address_free(range, 8 * MIB).is_err(), "still mapped");
+    }
+
+    #[test]
+    fn addresses_end_where_the_cap_says() {
+        let mut device = sim(100 * MIB).capped(Some(10 * MIB), None);
+        let malloc = device.malloc(3 * MIB).expect("addresses");
+        let range = device.address_reserve(6 * MIB).expect("addresses");
+        let refused = |size| Err(DeviceError::OutOfAddresses { requested_bytes: size });
+        assert_eq!(device.address_reserve(2 * MIB), refused(2 * MIB), "9 of 10 MiB are taken");
+        assert_eq!(device.malloc(2 * MIB), refused(2 * MIB));
+        device.malloc(MIB).expect("fits exactly");
+        assert_eq!(device.malloc(1), refused(1));
+        // Both kinds give back what they took, and refused calls took nothing.
+        device.free(malloc).expect("known");
+        device.address_reserve(2 * MIB).expect("3 MiB are free");
+        device.address_free(range, 6 * MIB).expect("known");
+        device.malloc(7 * MIB).expect("fits exactly");
+        assert!(device.address_reserve(2 * MIB).is_err());
+    }
+
+    #[test]
+    fn mappings_end_where_the_cap_says() {
+        let mut device = sim(100 * MIB).capped(None, Some(3));
+        let range = device.address_reserve(20 * MIB).expect("addresses");
+        let mut pieces = Vec::new();
+        device.create_each(2 * MIB, 4, &mut pieces).expect("fits");
+        let refused = Err(DeviceError::TooManyMappings { mappings_max: 3 });
+        let mut mapped = 0;
+        assert_eq!(device.map_each(range, 2 * MIB, &pieces, &mut mapped), refused);
+        assert_eq!((mapped, device.mappings_peak()), (3, 3));
+        assert_eq!(device.map(range + 6 * MIB, pieces[3]), refused.map(|()| 0));
+        device.unmap(range, 2 * MIB).expect("mapped");
+        device.map(range + 6 * MIB, pieces[3]).expect("room for one");
+        assert_eq!(device.map(range, pieces[0]), refused.map(|()| 0));
     }
 }

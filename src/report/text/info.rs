@@ -152,6 +152,8 @@ fn about_job(facts: &FileFacts, lines: &mut Lines) {
     parts.extend(device.index.map(|index| format!("index {index}")));
     parts.extend(device.total_bytes.map(|bytes| format!("{} in total", Bytes(bytes))));
     parts.extend(device.capacity_bytes.map(|bytes| format!("capacity {}", Bytes(bytes))));
+    parts.extend(device.address_bytes_max.map(|bytes| format!("{} of addresses", Bytes(bytes))));
+    parts.extend(device.mappings_max.map(|count| format!("at most {}", counted(count, "mapping"))));
     lines.add_some("device", &parts.join(", "));
     if let Some(settings) = &header.settings {
         lines.add("settings", settings_or_default(settings));

@@ -40,8 +40,9 @@ pub fn list(
     out.push_str(&style.paint(Tone::Heading, "cost profiles (--profile NAME)"));
     out.push('\n');
     for profile in profiles {
-        let CostProfile { name, gpu, driver, date, method, .. } = profile;
-        let text = format!("{name}: {gpu}, driver {driver}, {date}; {method}");
+        let CostProfile { name, gpu, driver, date, derived, method, .. } = profile;
+        let origin = if *derived { "derived for" } else { "measured on" };
+        let text = format!("{name}: {origin} {gpu}, driver {driver}, {date}; {method}");
         out.push_str(&wrapped("  ", &text, "    "));
     }
     out.push('\n');

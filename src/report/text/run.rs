@@ -2,8 +2,7 @@
 
 use super::grid::{Align, Cell, Grid};
 use super::{SizeUnit, Style, Tone, counted, duration, grouped, percent, printable, rate, wrapped};
-use crate::device::CallCounts;
-use crate::engine::{Outcome, RunResult, Status};
+use crate::engine::{Outcome, RunResult, SimulatedTime, Status, StepTime};
 use crate::metrics::{Split, SplitAt};
 use crate::units::Bytes;
 
@@ -35,6 +34,9 @@ pub fn run(runs: &TraceRuns<'_>, style: Style) -> String {
     // With several allocators the screen belongs to the comparison; the JSON has every split.
     if let ([_], Some(split)) = (runs.results, &first.split) {
         out.push_str(&split_line(split));
+    }
+    if let [result] = runs.results {
+        out.push_str(&steps_line(&result.time));
     }
     let recorded = runs.results.iter().find(|result| result.allocator.name == "caching");
     if let (Some(result), Some(bytes)) = (recorded, runs.recorded_reserved_bytes_peak)
@@ -100,6 +102,37 @@ fn split_line(split: &Split) -> String {
     wrapped("  ", &text, "    ")
 }
 
+/// `device time a step: step0 41.2 ms (1.2%), then 1.20 ms (0.2%) on average`; nothing without
+/// steps.
+fn steps_line(time: &SimulatedTime) -> String {
+    let (steps, outside): (Vec<&StepTime>, Vec<&StepTime>) =
+        time.steps.iter().partition(|step| step.is_step());
+    let Some((first, others)) = steps.split_first() else {
+        return String::new();
+    };
+    let mut text = format!("device time a step: {} {}", printable(&first.name), cost(&[first]));
+    if let [_, ..] = others {
+        let average = if others.len() > 1 { " on average" } else { "" };
+        text.push_str(&format!(", then {}{average}", cost(others)));
+    }
+    let outside_ns: u64 = outside.iter().map(|part| part.allocator_device_ns).sum();
+    if outside_ns > 0 {
+        text.push_str(&format!("; outside the steps {} in all", duration(outside_ns)));
+    }
+    wrapped("  ", &text, "    ")
+}
+
+/// Mean device time of these steps, and its share of their recorded time if there is one.
+fn cost(steps: &[&StepTime]) -> String {
+    let device_ns: u64 = steps.iter().map(|step| step.allocator_device_ns).sum();
+    let recorded_ns: u64 = steps.iter().map(|step| step.recorded_ns).sum();
+    let each = duration(device_ns / (steps.len() as u64).max(1));
+    match recorded_ns {
+        0 => each,
+        _ => format!("{each} ({})", percent(device_ns as f64 / recorded_ns as f64)),
+    }
+}
+
 /// `llama-1b: 231,791 events, 1 stream, torch_snapshot 2.11.0+cu130, 71.2% of its history`
 fn trace_line(result: &RunResult, share_is_bound: bool, style: Style) -> String {
     let trace = &result.trace;
@@ -136,10 +169,17 @@ fn device_line(result: &RunResult, settings: Option<&str>) -> String {
         None => "unlimited".to_owned(),
     };
     let mut parts = vec![format!(
-        "device: {} {capacity}, costs of {}",
+        "device: {} {capacity}, costs of {}{}",
         device.kind,
-        printable(&device.profile)
+        printable(&device.profile),
+        if device.profile_derived { " (derived)" } else { "" }
     )];
+    if let Some(bytes) = device.address_bytes_max {
+        parts.push(format!("{} of addresses", Bytes(bytes)));
+    }
+    if let Some(count) = device.mappings_max {
+        parts.push(format!("at most {}", counted(count, "mapping")));
+    }
     if let Some(settings) = settings.filter(|settings| !settings.is_empty()) {
         parts.push(format!("settings {}", printable(settings)));
     }
@@ -191,7 +231,7 @@ fn table(results: &[&RunResult]) -> Grid {
             unit.cell(peaks.reserved_bytes_peak).into(),
             unit.signed_cell(result.excess_bytes).into(),
             percent(result.fragmentation).into(),
-            calls_cell(total_calls(&result.calls)).into(),
+            calls_cell(result.calls.total()).into(),
             duration(result.time.allocator_device_ns).into(),
             rate(result.wall.events_per_second).into(),
         ];
@@ -211,23 +251,6 @@ fn status_cell(status: Status) -> Cell {
 /// Exact while it is short: the JSON has every digit.
 fn calls_cell(calls: u64) -> String {
     if calls < 100_000 { grouped(calls) } else { rate(calls as f64) }
-}
-
-fn total_calls(calls: &CallCounts) -> u64 {
-    let CallCounts {
-        malloc,
-        free,
-        address_reserve,
-        address_free,
-        create,
-        release,
-        map,
-        unmap,
-        set_access,
-    } = *calls;
-    [malloc, free, address_reserve, address_free, create, release, map, unmap, set_access]
-        .into_iter()
-        .sum()
 }
 
 /// What went wrong, under the row.
@@ -326,9 +349,9 @@ pub(crate) mod tests {
     use serde_json::Value;
 
     use super::*;
+    use crate::device::CallCounts;
     use crate::engine::{
-        AllocatorSummary, DeviceSummary, FinalLevels, SCHEMA_VERSION, SimulatedTime, TraceSummary,
-        Wall,
+        AllocatorSummary, DeviceSummary, FinalLevels, SCHEMA_VERSION, TraceSummary, Wall,
     };
     use crate::metrics::Peaks;
     use crate::report::text::WIDTH;
@@ -358,7 +381,10 @@ pub(crate) mod tests {
             device: DeviceSummary {
                 kind: "sim",
                 profile: "h200".to_owned(),
+                profile_derived: false,
                 capacity_bytes: Some(150_109_880_320),
+                address_bytes_max: None,
+                mappings_max: None,
                 address_policy: AddressPolicy::Chunks,
                 address_bytes_peak: 0,
                 mappings_peak: 0,
@@ -492,6 +518,72 @@ pub(crate) mod tests {
         assert!(!screen(&[&one], None).contains("unused"));
     }
 
+    fn step(name: &str, recorded_ms: u64, device_us: u64) -> StepTime {
+        StepTime {
+            name: name.to_owned(),
+            recorded_ns: recorded_ms * 1_000_000,
+            program_ns: 0,
+            allocator_device_ns: device_us * 1000,
+            simulated_ns: 0,
+            share: None,
+            calls: 0,
+            map_calls: 0,
+        }
+    }
+
+    #[test]
+    fn a_single_allocator_shows_what_its_calls_take_a_step() {
+        let line = |steps: &[StepTime]| {
+            let mut result = sample("caching", GIB);
+            result.split = None;
+            result.time.steps = steps.to_vec();
+            let text = screen(&[&result], None);
+            assert!(!screen(&[&result, &result], None).contains("a step"), "{text}");
+            text.lines().skip_while(|line| !line.contains("device time a step")).collect::<String>()
+        };
+        let first = step("step0", 1000, 31_000);
+        assert_eq!(
+            line(std::slice::from_ref(&first)),
+            "  device time a step: step0 31.0 ms (3.1%)"
+        );
+        // 1 and 3 ms of 200 and 200 ms: 2 ms each, 4 of 400 ms.
+        let steps = [
+            step("before", 10, 5_000),
+            first,
+            step("step1", 200, 1_000),
+            step("step2", 200, 3_000),
+            step("after", 0, 500),
+        ];
+        assert_eq!(
+            line(&steps),
+            "  device time a step: step0 31.0 ms (3.1%), then 2.00 ms (1.0%) on average;    \
+             outside the steps 5.50 ms in all"
+        );
+        // No times recorded, no shares.
+        let untimed = [step("step7", 0, 10), step("step8", 0, 20)];
+        assert_eq!(line(&untimed), "  device time a step: step7 10.0 µs, then 20.0 µs");
+        assert_eq!(line(&[]), "");
+    }
+
+    #[test]
+    fn a_derived_profile_is_told() {
+        let mut result = sample("caching", GIB);
+        result.device.profile = "a100-80g".to_owned();
+        result.device.profile_derived = true;
+        let text = screen(&[&result], None);
+        assert!(text.contains("costs of a100-80g (derived)"), "{text}");
+    }
+
+    #[test]
+    fn caps_of_the_device_are_told() {
+        let mut result = sample("caching", GIB);
+        result.device.address_bytes_max = Some(2 * GIB);
+        result.device.mappings_max = Some(5000);
+        let text = screen(&[&result], None);
+        let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(words.contains("h200; 2 GiB of addresses; at most 5,000 mappings"), "{text}");
+    }
+
     #[test]
     fn no_runs_no_text() {
         assert_eq!(screen(&[], None), "");
@@ -531,7 +623,7 @@ pub(crate) mod tests {
             "calls",
             "malloc, free, address_reserve, address_free, create, release, map, unmap, set_access",
         );
-        has("time", "allocator_device_ns, recorded_ns");
+        has("time", "allocator_device_ns, recorded_ns, recorded_device_ns, simulated_ns, steps");
         has("wall", "events_per_second, seconds, peak_rss_bytes");
         assert_eq!(value["outcome"]["status"], "ok");
         assert_eq!(value["split"]["at"], "reserved_peak");

@@ -98,6 +98,7 @@ fn write_header(trace: &Trace, writer: &mut impl Write) -> io::Result<()> {
     }
     let numbers = [
         ("device_index", header.device.index.map(u64::from)),
+        ("mappings", header.device.mappings_max),
         ("start_unix_ns", header.start_unix_ns),
     ];
     for (word, value) in numbers {
@@ -108,6 +109,7 @@ fn write_header(trace: &Trace, writer: &mut impl Write) -> io::Result<()> {
     let sizes = [
         ("capacity", header.device.capacity_bytes),
         ("device_total", header.device.total_bytes),
+        ("address_space", header.device.address_bytes_max),
         ("limit", header.limit_bytes),
     ];
     for (word, value) in sizes {
