@@ -175,7 +175,8 @@ fn a_failure_at_any_device_call_leaves_the_allocator_usable() {
                 assert_all_came_back(&observed, &format!("{spec}, {} {nth} fails", call.name()));
             }
         }
-        assert!(injected > 20, "{spec}: {counts}");
+        // An allocator may ask the device seldom: bfc obtains and returns ten regions.
+        assert!(injected >= 20, "{spec}: {counts}");
         for call in [DeviceCall::Malloc, DeviceCall::AddressReserve, DeviceCall::Create] {
             if counts[call.name()] == 0 {
                 continue;

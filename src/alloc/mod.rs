@@ -22,7 +22,9 @@
 //!                                                    └─ log()             what it did
 //! ```
 //!
-//! An allocator never reads files, clocks or the environment, and never learns of the future.
+//! An allocator never reads files, clocks or the environment, and never learns of the future. Two
+//! parts wait for those that cut memory into blocks: `free_set`, free blocks by size and address,
+//! and `heap`, blocks that split, join and stay on their stream.
 //!
 //! # The contract
 //!
@@ -32,7 +34,12 @@
 //! 512 bytes; reserved ≥ active; all bytes come back at the end; after an
 //! out-of-memory error the allocator is consistent and usable; a clone behaves as the original.
 
+pub mod best_fit;
+pub mod bfc;
 pub mod caching;
+mod first_fit;
+mod free_set;
+mod heap;
 pub mod native;
 pub mod registry;
 pub mod spec;
@@ -291,7 +298,7 @@ pub struct LayoutBlock {
     pub size_bytes: u64,
     /// What the program asked for; 0 if free.
     pub requested_bytes: u64,
-    /// The stream it belongs to.
+    /// The stream it belongs to; [`StreamId::NONE`] if it is free for any.
     pub stream: StreamId,
     /// Pool that requests must belong to in order to use it: an allocator's own number.
     pub pool: u32,

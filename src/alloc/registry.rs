@@ -3,6 +3,8 @@
 //! The registry does not hand out trait objects. It calls a [`Visitor`] with the concrete
 //! allocator, so that the replay loop is compiled once for each and dynamic dispatch is never paid.
 
+use super::best_fit::{BestFit, FirstFit};
+use super::bfc::{self, Bfc};
 use super::caching::{self, Caching};
 use super::native::Native;
 use super::spec::{AllocSpec, Params, SpecError};
@@ -62,5 +64,11 @@ allocators! {
         caching::parameter_help();
     "expandable", Caching::build_expandable,
         "caching+expandable_segments=True; takes the same parameters", Vec::new();
+    "best-fit", BestFit::build,
+        "best fit with coalescing in one range that grows at its end: the textbook baseline",
+        Vec::new();
+    "first-fit", FirstFit::build, "the same, but the lowest address that fits", Vec::new();
+    "bfc", Bfc::build, "the allocator of TensorFlow and JAX: best fit in regions that double",
+        bfc::parameter_help();
     "native", Native::build, "one device malloc per tensor: a bound that caches nothing", Vec::new();
 }

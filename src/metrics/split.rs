@@ -64,7 +64,7 @@ pub fn split(
             if block.state == BlockState::Free && block.page_bytes > 0 {
                 // A page wholly inside a free block holds no live block, any other one does:
                 // memory is mapped in whole pages, and free neighbours are one block.
-                let foreign = block.stream != stream || block.pool != pool;
+                let foreign = is_foreign(block, stream, pool);
                 let soft_bytes = whole_page_bytes(block);
                 if foreign {
                     split.stream_bytes += block.size_bytes;
@@ -80,9 +80,7 @@ pub fn split(
                     continue;
                 }
                 BlockState::Deferred => &mut split.deferred_bytes,
-                BlockState::Free if block.stream != stream || block.pool != pool => {
-                    &mut split.stream_bytes
-                }
+                BlockState::Free if is_foreign(block, stream, pool) => &mut split.stream_bytes,
                 BlockState::Free if pinned => &mut split.hard_bytes,
                 BlockState::Free => &mut split.soft_bytes,
             };
@@ -90,6 +88,12 @@ pub fn split(
         }
     }
     split
+}
+
+/// Whether a free block serves other streams or another pool only.
+fn is_foreign(block: &LayoutBlock, stream: StreamId, pool: u32) -> bool {
+    let any_stream = block.stream == StreamId::NONE;
+    (block.stream != stream && !any_stream) || block.pool != pool
 }
 
 /// Bytes of the pages that lie wholly inside a block.

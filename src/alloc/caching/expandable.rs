@@ -11,9 +11,9 @@
 //! One list of blocks covers the reservation, mapped or not. Pages are mapped from the start of an
 //! unmapped block, and unmapped when a flush finds them wholly free.
 
-use super::free_set::Entry;
 use super::stats::{Kind, SMALL};
 use super::{Block, Caching, NONE, SMALL_SEGMENT_BYTES, Segment, State, kind_of};
+use crate::alloc::free_set::Entry;
 use crate::alloc::{Action, ActionKind, Env};
 use crate::device::{Device, GRANULARITY_BYTES, PhysicalHandle};
 use crate::trace::reservation_span_bytes;

@@ -7,12 +7,12 @@
 //!                                                (wait, release all; not inside a private pool)
 //! ```
 
-use super::free_set::Entry;
 use super::stats::{Kind, LARGE, SMALL};
 use super::{
     Block, Caching, Found, NONE, OWN_SEGMENT_BYTES, SEGMENT_ROUNDING_BYTES, SMALL_SEGMENT_BYTES,
     Segment, State, kind_of, set_of,
 };
+use crate::alloc::free_set::Entry;
 use crate::alloc::{Action, ActionKind, Env, OutOfMemory, Request};
 use crate::device::Device;
 use crate::units::{BlockId, StreamId};

@@ -1,7 +1,7 @@
 //! PyTorch's CUDA caching allocator, exactly (torch 2.11; specs/pytorch_caching.md).
 //!
 //! The device gives *segments*; each is cut into *blocks* that form a list in address order and
-//! cover it without gaps. Free blocks of one stream and pool lie in a `free_set`, ordered by
+//! cover it without gaps. Free blocks of one stream and pool lie in a free set, ordered by
 //! (size, address):
 //!
 //! ```text
@@ -26,7 +26,6 @@
 
 mod config;
 mod expandable;
-mod free_set;
 mod ladder;
 mod pools;
 mod start;
@@ -38,6 +37,7 @@ pub use config::{Config, ConfigError, GivenOption};
 pub use traps::{Circumstances, Lint, SettingsVariable, Trap, lint};
 pub use version::{ParseVersionError, TorchVersion};
 
+use super::free_set::{Entry, FreeSet};
 use super::spec::{Params, SpecError};
 use std::collections::BTreeMap;
 
@@ -50,7 +50,7 @@ use crate::device::sim::UNLIMITED_TOTAL_BYTES;
 use crate::trace::{self, StartLayout};
 use crate::units::{BlockId, MIB, PoolId, SettingsId, StreamId};
 use config::MIN_BLOCK_BYTES;
-use free_set::{Entry, FreeSet};
+
 use pools::PrivatePool;
 use stats::{Kind, LARGE, SMALL, Stats};
 

@@ -18,10 +18,10 @@
 
 use std::collections::BTreeMap;
 
-use super::free_set::FreeSet;
 use super::stats::{LARGE, SMALL};
 use super::{Caching, Found};
 use crate::alloc::Env;
+use crate::alloc::free_set::FreeSet;
 use crate::trace::{Pool, PoolKind};
 use crate::units::PoolId;
 

@@ -1,6 +1,7 @@
-//! The free blocks of one stream in one pool, ordered by (size, address).
+//! Free blocks ordered by (size, address), for every allocator that takes the best fit.
 //!
-//! The order must be exact, since it decides which of several fitting blocks is taken (spec 3.2). A
+//! The order must be exact, since it decides which of several fitting blocks is taken
+//! (specs/pytorch_caching.md 3.2). A
 //! balanced tree would do; this is faster, because most bins hold no block or one:
 //!
 //! ```text
@@ -17,7 +18,7 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Bound;
 
-use super::config::MIN_BLOCK_BYTES;
+use super::ALIGNMENT_BYTES;
 
 /// Bins a power of two is cut in: 2^5.
 const SUB_BITS: u32 = 5;
@@ -27,10 +28,13 @@ const WORDS: usize = CLASSES.div_ceil(64);
 
 /// A free block in the set. Ordered by size, then address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Entry {
-    pub(super) size_bytes: u64,
-    pub(super) address: u64,
-    pub(super) block: u32,
+pub struct Entry {
+    /// Its size, a multiple of 512 and not 0.
+    pub size_bytes: u64,
+    /// Its first address.
+    pub address: u64,
+    /// The allocator's own number for it.
+    pub block: u32,
 }
 
 impl Entry {
@@ -62,7 +66,7 @@ const REST_MAX: usize = 1024;
 
 /// Free blocks in the order (size, address).
 #[derive(Clone, Debug)]
-pub(super) struct FreeSet {
+pub struct FreeSet {
     /// As many as the largest class so far needs: a process may have many streams, most with few
     /// sizes.
     bins: Vec<Bin>,
@@ -81,7 +85,7 @@ impl Default for FreeSet {
 /// The bin of a size, which is a multiple of 512 and not 0.
 #[inline]
 fn class(size_bytes: u64) -> usize {
-    let units = size_bytes / MIN_BLOCK_BYTES;
+    let units = size_bytes / ALIGNMENT_BYTES;
     let top = units.ilog2();
     if top < SUB_BITS {
         return units as usize;
@@ -193,7 +197,7 @@ impl Bin {
 impl FreeSet {
     /// Adds a block.
     #[inline(always)]
-    pub(super) fn insert(&mut self, entry: Entry) {
+    pub fn insert(&mut self, entry: Entry) {
         let class = class(entry.size_bytes);
         if class >= self.bins.len() {
             self.grow(class);
@@ -215,7 +219,7 @@ impl FreeSet {
 
     /// Takes a block out, which must be in the set.
     #[inline(always)]
-    pub(super) fn remove(&mut self, entry: Entry) {
+    pub fn remove(&mut self, entry: Entry) {
         let class = class(entry.size_bytes);
         let bin = &mut self.bins[class];
         if bin.first.block != entry.block {
@@ -242,7 +246,7 @@ impl FreeSet {
 
     /// The first block of at least this size: the smallest, and among equals the lowest address.
     #[inline(always)]
-    pub(super) fn first_fit(&self, size_bytes: u64) -> Option<Entry> {
+    pub fn first_fit(&self, size_bytes: u64) -> Option<Entry> {
         let class = class(size_bytes);
         let bin = self.bins.get(class)?;
         if !bin.is_empty() {
@@ -257,27 +261,33 @@ impl FreeSet {
     }
 
     /// The block that follows one in order, which must be in the set.
-    pub(super) fn after(&self, entry: Entry) -> Option<Entry> {
+    pub fn after(&self, entry: Entry) -> Option<Entry> {
         let class = class(entry.size_bytes);
         let later = self.bins[class].after(entry);
         later.or_else(|| self.next_occupied(class + 1).map(|class| self.bins[class].first))
     }
 
     /// Every block of at least this size, in order.
-    pub(super) fn at_least(&self, size_bytes: u64) -> impl DoubleEndedIterator<Item = Entry> + '_ {
+    pub fn at_least(&self, size_bytes: u64) -> impl DoubleEndedIterator<Item = Entry> + '_ {
         let bins = self.bins.get(class(size_bytes)..).unwrap_or_default();
         bins.iter().flat_map(Bin::iter).filter(move |entry| entry.size_bytes >= size_bytes)
     }
 
     /// The largest block.
-    pub(super) fn largest(&self) -> Option<Entry> {
+    pub fn largest(&self) -> Option<Entry> {
         let class =
             (0..self.bins.len()).rev().find(|&at| self.occupied[at / 64] >> (at % 64) & 1 == 1)?;
         Some(self.bins[class].largest())
     }
 
+    /// Whether there is no block.
+    #[inline(always)]
+    pub fn is_empty(&self) -> bool {
+        self.summary == 0
+    }
+
     /// Every block in order.
-    pub(super) fn iter(&self) -> impl Iterator<Item = Entry> + '_ {
+    pub fn iter(&self) -> impl Iterator<Item = Entry> + '_ {
         self.bins.iter().flat_map(Bin::iter)
     }
 
@@ -323,7 +333,7 @@ mod tests {
         for exponent in 0..54u32 {
             for sub in 0..64u64 {
                 let units = (1u64 << exponent) + ((sub << exponent) >> 6);
-                let class = class(units * MIN_BLOCK_BYTES);
+                let class = class(units * ALIGNMENT_BYTES);
                 assert!(class >= last && class < CLASSES, "units {units}");
                 last = class;
             }
@@ -343,7 +353,7 @@ mod tests {
         };
         for step in 0..20_000u32 {
             let units = 1 + random() % (1 << (random() % 24));
-            let size_bytes = units * MIN_BLOCK_BYTES;
+            let size_bytes = units * ALIGNMENT_BYTES;
             if random() % 3 > 0 || model.is_empty() {
                 let entry = Entry { size_bytes, address: random() % 97 * 512, block: step };
                 if !model.iter().any(|e| (e.size_bytes, e.address) == (size_bytes, entry.address)) {
