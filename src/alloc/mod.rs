@@ -250,6 +250,15 @@ pub trait Allocator: Clone {
         None
     }
 
+    /// Checks what the allocator promises itself between events, from scratch. Slow: for tests and
+    /// `--paranoid`.
+    ///
+    /// # Errors
+    /// What is broken.
+    fn check_invariants(&self) -> Result<(), String> {
+        Ok(())
+    }
+
     /// Counters for the results, by name. Always `segment_allocs`, `segment_frees`, `alloc_retries`
     /// and `ooms`; others as the allocator likes.
     fn counters(&self) -> Vec<(&'static str, u64)>;

@@ -873,6 +873,11 @@ impl<A: Allocator, S: Sink> Replay<A, SimDevice, S> {
                 let device_ns = self.env.device.cost_ns();
                 let requested_bytes = self.requested_bytes;
                 self.env.sink.after_event(index as u64, requested_bytes, levels, device_ns);
+                if self.env.sink.wants_invariants()
+                    && let Err(message) = self.allocator.check_invariants()
+                {
+                    self.env.sink.broken(index as u64, &message);
+                }
             }
             if stop_on_oom && self.refusal.is_some() {
                 return true;

@@ -44,6 +44,16 @@ pub trait Sink {
     #[inline]
     fn backing(&mut self, _event_index: u64, _action: Action, _memory: Option<Vec<Extent>>) {}
 
+    /// Whether the allocator is to check its own books after every event.
+    #[inline]
+    fn wants_invariants(&self) -> bool {
+        false
+    }
+
+    /// The allocator found its own books broken after an event.
+    #[inline]
+    fn broken(&mut self, _event_index: u64, _message: &str) {}
+
     /// Levels after an event: its index, the sum of live requests in bytes, what the allocator
     /// holds, and the cost of all device calls so far in nanoseconds.
     #[inline]
@@ -90,6 +100,15 @@ impl<A: Sink, B: Sink> Sink for (A, B) {
         self.1.backing(event_index, action, memory);
     }
 
+    fn wants_invariants(&self) -> bool {
+        self.0.wants_invariants() || self.1.wants_invariants()
+    }
+
+    fn broken(&mut self, event_index: u64, message: &str) {
+        self.0.broken(event_index, message);
+        self.1.broken(event_index, message);
+    }
+
     fn after_event(&mut self, event: u64, requested_bytes: u64, levels: Levels, device_ns: u64) {
         self.0.after_event(event, requested_bytes, levels, device_ns);
         self.1.after_event(event, requested_bytes, levels, device_ns);
@@ -121,6 +140,16 @@ impl<S: Sink> Sink for Option<S> {
     fn backing(&mut self, event_index: u64, action: Action, memory: Option<Vec<Extent>>) {
         if let Some(sink) = self {
             sink.backing(event_index, action, memory);
+        }
+    }
+
+    fn wants_invariants(&self) -> bool {
+        self.as_ref().is_some_and(S::wants_invariants)
+    }
+
+    fn broken(&mut self, event_index: u64, message: &str) {
+        if let Some(sink) = self {
+            sink.broken(event_index, message);
         }
     }
 

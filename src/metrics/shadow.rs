@@ -247,6 +247,14 @@ impl Sink for Shadow {
         }
     }
 
+    fn wants_invariants(&self) -> bool {
+        true
+    }
+
+    fn broken(&mut self, event_index: u64, message: &str) {
+        self.report(event_index, format!("the allocator's own books: {message}"));
+    }
+
     fn after_event(&mut self, event: u64, requested_bytes: u64, levels: Levels, _device_ns: u64) {
         let held = self.held_bytes;
         let Levels { allocated_bytes, active_bytes, reserved_bytes } = levels;
