@@ -14,7 +14,7 @@
 //!   engine    the one replay loop, its clock and completions; verify, predict, compare; the
 //!             smallest capacity
 //!   metrics   sinks that watch a replay (peaks, decisions, time line, shadow map); layout splits
-//!   alloc     the allocators: native, caching, best_fit, bfc; their trait, specifications, registry
+//!   alloc     the allocators: native, caching, best_fit, bfc, stitch; their trait, registry
 //!   device    what an allocator may ask a GPU: a simulated one; wrappers that count and refuse
 //!   import    other people's files -> trace: torch snapshots, RMM logs
 //!   trace     events, blocks, sites, phases; native JSON, text and Parquet files

@@ -43,6 +43,7 @@ mod heap;
 pub mod native;
 pub mod registry;
 pub mod spec;
+pub mod stitch;
 
 use serde::Serialize;
 

@@ -8,6 +8,7 @@ use super::bfc::{self, Bfc};
 use super::caching::{self, Caching};
 use super::native::Native;
 use super::spec::{AllocSpec, Params, SpecError};
+use super::stitch::{self, Stitch};
 use super::{Allocator, BuildInputs};
 
 /// Something to do with an allocator whose type is known.
@@ -71,4 +72,6 @@ allocators! {
     "bfc", Bfc::build, "the allocator of TensorFlow and JAX: best fit in regions that double",
         bfc::parameter_help();
     "native", Native::build, "one device malloc per tensor: a bound that caches nothing", Vec::new();
+    "stitch", Stitch::build, "GMLake: scattered free pieces get one range of addresses",
+        stitch::parameter_help();
 }
