@@ -15,7 +15,7 @@ use fraglab::units::MIB;
 use crate::common::Rng;
 
 /// Sizes around every border that allocators care about.
-const SIZES: [u64; 14] = [
+const SIZES: [u64; 15] = [
     1,
     511,
     513,
@@ -30,7 +30,11 @@ const SIZES: [u64; 14] = [
     20 * MIB + 1,
     33 * MIB,
     64 * MIB,
+    130 * MIB,
 ];
+
+/// Most calls of one kind that are made to fail in turn; of more, every second, third, ...
+const FAULTS_PER_CALL_MAX: u64 = 150;
 
 /// A random program of about `steps` operations on three streams, in the text form. It frees
 /// everything at the end, waits for all streams and empties the cache, twice: what a device did not
@@ -87,10 +91,22 @@ fn options(capacity_mib: u64) -> RunOptions {
     options
 }
 
+/// Allocators with parameters under which they are something else. The stitching ones stitch what
+/// these programs ask for.
+const VARIANTS: [&str; 6] = [
+    "stitch+policy=shipped",
+    "stitch+frag_limit=2MiB",
+    "stitch+frag_limit=20MiB+split_limit=20MiB+stitch_limit=200MiB",
+    "stitch+policy=shipped+frag_limit=2MiB",
+    "stitch+policy=shipped+frag_limit=2MiB+re_alloc=true+auto_gc=200MiB",
+    "stitch+policy=shipped+frag_limit=20MiB+defrag_level=1+max_split_size_mb=30",
+];
+
 fn every_allocator() -> Vec<AllocSpec> {
-    let names = registry::list().into_iter().map(|info| info.name.parse().expect("a name"));
-    let specs: Vec<AllocSpec> = names.collect();
-    assert!(!specs.is_empty());
+    let names = registry::list().into_iter().map(|info| info.name);
+    let specs: Vec<AllocSpec> =
+        names.chain(VARIANTS).map(|spec| spec.parse().expect("a specification")).collect();
+    assert!(specs.len() > VARIANTS.len());
     specs
 }
 
@@ -170,7 +186,8 @@ fn a_failure_at_any_device_call_leaves_the_allocator_usable() {
         for call in DeviceCall::ALL {
             let count = counts[call.name()].as_u64().expect("a count");
             injected += count;
-            for nth in 1..=count {
+            let stride = count.div_ceil(FAULTS_PER_CALL_MAX).max(1);
+            for nth in (1..=count).step_by(stride as usize) {
                 let observed = failing(call, FaultWhen::Nth(nth));
                 assert_all_came_back(&observed, &format!("{spec}, {} {nth} fails", call.name()));
             }
@@ -183,7 +200,10 @@ fn a_failure_at_any_device_call_leaves_the_allocator_usable() {
             }
             let observed = failing(call, FaultWhen::All);
             assert_eq!(observed.result.outcome.status, Status::Oom);
-            assert_eq!(observed.result.peaks.reserved_bytes_peak, 0);
+            // Some get memory by two kinds of call: then the other kind still works.
+            let mixed = counts["malloc"] != 0 && counts["create"] != 0;
+            assert!(mixed || observed.result.peaks.reserved_bytes_peak == 0);
+            assert_all_came_back(&observed, &format!("{spec}, every {} fails", call.name()));
         }
     }
 }

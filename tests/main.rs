@@ -20,4 +20,5 @@ mod predict;
 mod readme;
 mod recordings;
 mod starts;
+mod stitch;
 mod trace_files;
