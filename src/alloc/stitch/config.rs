@@ -80,11 +80,9 @@ const KEYS: [Key; 12] = [
     ("roundup_power2_divisions", None, "as PyTorch; sizes above 1 MiB stay multiples of 2 MiB"),
 ];
 
-/// What `fraglab list` says about the parameters.
+/// What `fraglab list` says about the parameters of both policies.
 pub(super) fn help() -> Vec<(&'static str, &'static str)> {
-    let policy =
-        ("policy", "paper: the published algorithm (default); shipped: the published code");
-    std::iter::once(policy).chain(KEYS.iter().map(|&(key, _, line)| (key, line))).collect()
+    KEYS.iter().map(|&(key, _, line)| (key, line)).collect()
 }
 
 /// The parameters of one specification, as far as they are read.
@@ -153,19 +151,11 @@ impl Reader<'_> {
 }
 
 impl Config {
-    /// Reads the parameters.
+    /// Reads the parameters but for the policy.
     ///
     /// # Errors
     /// A value that is not accepted, and a parameter that the policy does not know.
-    pub(super) fn take(params: &mut Params) -> Result<Config, SpecError> {
-        let policy = match params.take("policy").as_deref() {
-            None | Some("paper") => Policy::Paper,
-            Some("shipped") => Policy::Shipped,
-            Some(other) => {
-                let message = format!("policy={other}: expected paper or shipped");
-                return Err(params.value_error(message));
-            }
-        };
+    pub(super) fn take(params: &mut Params, policy: Policy) -> Result<Config, SpecError> {
         let frag_limit_bytes = match policy {
             Policy::Paper => 128 * MIB,
             Policy::Shipped => 512 * MIB,
