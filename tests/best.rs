@@ -140,9 +140,8 @@ fn other_streams_give_their_pieces_back() {
     assert_eq!(result.final_levels.levels.reserved_bytes, 128 * MIB);
 }
 
-/// Views of 128 MiB with a limit of 0: each goes as soon as it is idle and another one is made.
-/// A view that comes again raises the limit, here from 0 to 0; a quarter of the reserved memory is
-/// the least, so both may stay once 4 x 256 MiB are reserved.
+/// Two views, of 128 and 256 MiB. With a limit of 256 MiB of addresses the first goes when the
+/// second is made; with a limit of 0 both go once they are idle and another one is made.
 #[test]
 fn idle_views_go_the_least_recently_used_first() {
     let mut text = String::new();
@@ -150,14 +149,23 @@ fn idle_views_go_the_least_recently_used_first() {
         writeln!(text, "alloc {name} 64MiB").expect("a string takes it");
     }
     text.push_str("free a b\nalloc v 128MiB\nfree v\nfree c d\nalloc w 256MiB\nfree w\n");
-    let result = replay(&text, "+view_limit=0");
-    // 512 MiB are reserved: 128 of addresses may stay. The view of 256 is over that, so making it
-    // evicted the one of 128; it stays itself until another one is made.
-    assert_eq!(result.counters["stitches"], 2);
-    assert_eq!(result.counters["stitch_evictions"], 1);
+    let result = replay(&text, "+view_limit=256MiB");
+    assert_eq!((result.counters["stitches"], result.counters["stitch_evictions"]), (2, 1));
     assert_eq!(result.counters["stitched_bytes"], 256 * MIB);
+    // The first view serves again where it was not evicted, and is made anew where it was.
+    text.push_str("alloc v 128MiB\n");
     let roomy = replay(&text, "");
-    assert_eq!(roomy.counters["stitch_evictions"], 0);
+    assert_eq!((roomy.counters["stitches"], roomy.counters["stitch_reuses"]), (2, 1));
+    let tight = replay(&text, "+view_limit=0");
+    assert_eq!((tight.counters["stitches"], tight.counters["stitch_reuses"]), (3, 0));
+    assert_eq!(tight.counters["stitched_bytes"], 128 * MIB);
+}
+
+/// A device without end has 1 TiB for one request and not 1000: nothing is asked of it.
+#[test]
+fn what_no_device_has_is_refused_at_once() {
+    let result = replay("alloc a 1000TiB\n", "");
+    assert_eq!((result.outcome.status, result.calls.create), (Status::Oom, 0));
 }
 
 /// A program of allocs of whole units above 1 MiB on one stream, sizes in MiB.

@@ -2,6 +2,7 @@
 
 use crate::alloc::BuildInputs;
 use crate::alloc::spec::{Params, SpecError};
+use crate::device::sim::UNLIMITED_TOTAL_BYTES;
 use crate::device::{CostProfile, DeviceCall, GRANULARITY_BYTES};
 use crate::units::{Bytes, GIB, MIB};
 
@@ -12,6 +13,9 @@ const PIECE_BYTES_DEFAULT: u64 = 16 * MIB;
 /// What memory costs in the segments of PyTorch's allocator is the measure for pieces.
 const SEGMENT_BYTES: u64 = 20 * MIB;
 
+/// What idle views may take of addresses at least, before any are evicted.
+pub(super) const VIEW_LIMIT_BYTES: u64 = 32 * GIB;
+
 /// All parameters.
 #[derive(Clone, Debug)]
 pub(super) struct Config {
@@ -19,9 +23,12 @@ pub(super) struct Config {
     pub(super) piece_bytes: u64,
     /// Share of the active peak by which memory may grow before anything is stitched.
     pub(super) slack: f64,
-    /// Idle views stay until views take this many bytes of addresses, or a quarter of what is
-    /// reserved if that is more.
-    pub(super) view_limit_bytes: u64,
+    /// Idle views stay until views take this many bytes of addresses. If not given, it is
+    /// [`VIEW_LIMIT_BYTES`] or a quarter of what is reserved, whichever is more, and rises where
+    /// it proves too small.
+    pub(super) view_limit_bytes: Option<u64>,
+    /// Larger requests are refused.
+    pub(super) request_bytes_max: u64,
     /// The allocator holds no more.
     pub(super) limit_bytes: Option<u64>,
     /// Cost of making one piece accessible at a second address.
@@ -45,8 +52,8 @@ pub(in crate::alloc::stitch) fn help() -> Vec<(&'static str, &'static str)> {
         ),
         (
             "view_limit",
-            "best: addresses that idle stitched ranges may take before the least recently used go, \
-             or a quarter of the reserved memory if that is more, default 32GiB",
+            "best: addresses that stitched ranges may take before the least recently used idle ones \
+             go; default 32GiB or a quarter of the reserved memory, more if ranges come again",
         ),
     ]
 }
@@ -89,7 +96,11 @@ impl Config {
         Ok(Config {
             piece_bytes,
             slack,
-            view_limit_bytes: take_size(params, "view_limit")?.unwrap_or(32 * GIB),
+            view_limit_bytes: take_size(params, "view_limit")?,
+            request_bytes_max: inputs
+                .device_total_bytes
+                .unwrap_or(UNLIMITED_TOTAL_BYTES)
+                .max(UNLIMITED_TOTAL_BYTES),
             limit_bytes: inputs.limit_bytes.or(inputs.recorded_limit_bytes),
             map_ns: cost(DeviceCall::Map, piece_bytes) + cost(DeviceCall::SetAccess, piece_bytes),
             byte_ns: match costs {
@@ -106,7 +117,10 @@ impl Config {
             pair("policy", "best".to_owned()),
             pair("piece", self.piece_bytes.to_string()),
             pair("slack", self.slack.to_string()),
-            pair("view_limit", self.view_limit_bytes.to_string()),
+            pair(
+                "view_limit",
+                self.view_limit_bytes.map_or_else(|| "auto".to_owned(), |bytes| bytes.to_string()),
+            ),
         ]
     }
 }

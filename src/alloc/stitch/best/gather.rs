@@ -12,8 +12,11 @@
 use super::Best;
 use super::heap::{Heap, Run, UNIT_BYTES};
 
-/// Free blocks that are looked at: the largest. Bounds the work of one request.
-const RUNS_MAX: usize = 4096;
+/// Free blocks that are looked at, the largest, while new memory can be had: a view of more would
+/// cost more than it saves, and looking at them takes time.
+pub(super) const RUNS_USUAL: usize = 256;
+/// The same where nothing else is left.
+pub(super) const RUNS_MAX: usize = 4096;
 
 /// Pieces for a view.
 #[derive(Clone, Debug, Default)]
@@ -43,11 +46,12 @@ impl Gathered {
 }
 
 impl Best {
-    /// Free pieces for a block of `size_bytes`, or all there are if they are not enough.
-    pub(super) fn gather(&self, arena: u32, size_bytes: u64) -> Gathered {
+    /// Free pieces for a block of `size_bytes` from the largest `runs_max` free blocks, or all that
+    /// these have if they are not enough.
+    pub(super) fn gather(&self, arena: u32, size_bytes: u64, runs_max: usize) -> Gathered {
         let heap = &self.heap;
         let free = heap.arenas[arena as usize].free.at_least(UNIT_BYTES / 2).rev();
-        let mut runs: Vec<Run> = free.take(RUNS_MAX).map(|entry| heap.run(entry.block)).collect();
+        let mut runs: Vec<Run> = free.take(runs_max).map(|entry| heap.run(entry.block)).collect();
         let mut got = Gathered::default();
         if let Some(first) = take_largest(&mut runs, |run| run.back)
             && let Some((piece, bytes)) = first.back

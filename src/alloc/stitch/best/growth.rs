@@ -1,6 +1,7 @@
 //! What needs the device: memory for slabs, views over it, and giving both back.
 
 use super::Best;
+use super::config::VIEW_LIMIT_BYTES;
 use super::gather::Gathered;
 use super::heap::{Block, NONE, Piece, Slab, State, UNIT_BYTES};
 use super::views::View;
@@ -257,8 +258,9 @@ impl Best {
     /// Drops idle views, the least recently used first, until views take no more addresses than
     /// they may.
     pub(super) fn evict<E: Env>(&mut self, env: &mut E) {
-        let limit_bytes = self.config.view_limit_bytes.max(self.levels.reserved_bytes / 4);
-        let limit_bytes = limit_bytes.saturating_mul(self.view_raise);
+        let usual_bytes = VIEW_LIMIT_BYTES.max(self.levels.reserved_bytes / 4);
+        let limit_bytes = self.config.view_limit_bytes;
+        let limit_bytes = limit_bytes.unwrap_or(usual_bytes.saturating_mul(self.view_raise));
         loop {
             let views = self.heap.views.len() - self.heap.spare_views.len();
             if self.counts.stitched_bytes <= limit_bytes && views <= VIEWS_MAX {

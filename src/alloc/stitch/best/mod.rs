@@ -59,6 +59,7 @@ use crate::alloc::{
 use crate::device::Device;
 use crate::units::{BlockId, MIB, StreamId};
 use config::Config;
+use gather::{RUNS_MAX, RUNS_USUAL};
 use heap::{Heap, Live, NONE, State, UNIT_BYTES};
 
 pub(super) use config::help;
@@ -186,7 +187,7 @@ impl Best {
             self.active_bytes_peak.max(self.levels.active_bytes.saturating_add(size_bytes));
         let place = self.place_for(arena, size_bytes);
         let pays = self.view_pays(arena, size_bytes, place.more_bytes);
-        let first = pays.then(|| self.take_stitched(env, arena, size_bytes)).flatten();
+        let first = pays.then(|| self.take_stitched(env, arena, size_bytes, RUNS_USUAL)).flatten();
         if first.is_some() {
             return first;
         }
@@ -194,7 +195,7 @@ impl Best {
         if self.add_memory(env, arena, place) {
             return self.take_home(arena, size_bytes);
         }
-        if pays { None } else { self.take_stitched(env, arena, size_bytes) }
+        self.take_stitched(env, arena, size_bytes, RUNS_MAX)
     }
 
     /// Whether a view is worth it against adding `home_bytes` of memory at home.
@@ -204,17 +205,23 @@ impl Best {
         if size_bytes <= SMALL_BYTES || grown_bytes <= self.active_bytes_peak + slack_bytes {
             return false;
         }
-        let got = self.gather(arena, size_bytes);
+        let got = self.gather(arena, size_bytes, RUNS_USUAL);
         let saved_bytes = home_bytes.saturating_sub(got.missing_bytes(size_bytes));
         saved_bytes > 0 && self.view_cost_ns(&got) <= saved_bytes as f64 * self.config.byte_ns
     }
 
     /// A block in a new view of what is free, and of new memory for what is missing.
-    fn take_stitched<E: Env>(&mut self, env: &mut E, arena: u32, size_bytes: u64) -> Option<u32> {
+    fn take_stitched<E: Env>(
+        &mut self,
+        env: &mut E,
+        arena: u32,
+        size_bytes: u64,
+        runs_max: usize,
+    ) -> Option<u32> {
         if size_bytes <= SMALL_BYTES {
             return None;
         }
-        let mut got = self.gather(arena, size_bytes);
+        let mut got = self.gather(arena, size_bytes, runs_max);
         let more_bytes = got.missing_bytes(size_bytes);
         if more_bytes > 0 {
             let place = self.place_of(arena, more_bytes);
@@ -225,7 +232,7 @@ impl Best {
             if let Some(first) = self.take_home(arena, size_bytes) {
                 return Some(first);
             }
-            got = self.gather(arena, size_bytes);
+            got = self.gather(arena, size_bytes, runs_max);
         }
         if got.bytes < size_bytes {
             return None;
@@ -420,9 +427,9 @@ impl Allocator for Best {
         while let Some(handle) = env.next_completed() {
             self.complete(env, handle);
         }
-        // Sums of sizes stay far from overflow below this.
+        // What no device of this size has is refused without asking for it piece by piece.
         let rounded = request.size_bytes.checked_next_multiple_of(ALIGNMENT_BYTES);
-        let Some(size_bytes) = rounded.filter(|&size| size <= 1 << 50) else {
+        let Some(size_bytes) = rounded.filter(|&size| size <= self.config.request_bytes_max) else {
             return Err(self.out_of_memory(env, request.size_bytes, request));
         };
         let arena = self.arena(request.stream, size_bytes);
