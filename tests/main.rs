@@ -9,6 +9,7 @@ mod common;
 mod conformance;
 mod cuts;
 mod generated;
+mod gmlake;
 mod golden;
 mod import;
 mod model;
