@@ -27,8 +27,9 @@
 //! # The contract
 //!
 //! Checked after every event by an independent shadow map in tests and with `--paranoid`: no two
-//! live blocks overlap; every live block lies in memory the allocator holds; addresses are
-//! multiples of 512 bytes; reserved ≥ active; all bytes come back at the end; after an
+//! live blocks overlap, neither in addresses nor in physical memory; every live block lies in
+//! memory the allocator holds, and the memory behind it stays the same; addresses are multiples of
+//! 512 bytes; reserved ≥ active; all bytes come back at the end; after an
 //! out-of-memory error the allocator is consistent and usable; a clone behaves as the original.
 
 pub mod caching;
@@ -38,7 +39,7 @@ pub mod spec;
 
 use serde::Serialize;
 
-use crate::device::Device;
+use crate::device::{CostProfile, Device};
 use crate::trace::{Block, Pool, StartLayout};
 use crate::units::{BlockId, PoolId, SettingsId, StreamId};
 
@@ -101,6 +102,10 @@ pub enum ActionKind {
     SegmentMap,
     /// Pages unmapped.
     SegmentUnmap,
+    /// Memory held got a second range of addresses: address and size of that range.
+    Stitch,
+    /// That range is gone, the memory stays.
+    Unstitch,
     /// A request was refused for good.
     Oom,
     /// The program asked to give memory back.
@@ -120,6 +125,8 @@ impl ActionKind {
             ActionKind::SegmentFree => "segment_free",
             ActionKind::SegmentMap => "segment_map",
             ActionKind::SegmentUnmap => "segment_unmap",
+            ActionKind::Stitch => "stitch",
+            ActionKind::Unstitch => "unstitch",
             ActionKind::Oom => "oom",
             ActionKind::EmptyCache => "empty_cache",
             ActionKind::DeviceRefused => "device_refused",
@@ -305,6 +312,8 @@ pub struct BuildInputs {
     pub recorded_limit_bytes: Option<u64>,
     /// Total memory that the device reports, where there is an end to it.
     pub device_total_bytes: Option<u64>,
+    /// What device calls cost, for allocators that weigh calls against memory.
+    pub costs: Option<CostProfile>,
     /// Raw handles of the trace's streams, by [`StreamId`].
     pub stream_handles: Vec<u64>,
     /// The trace's private pools, by [`PoolId`].

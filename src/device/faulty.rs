@@ -1,6 +1,9 @@
 //! A device around a device that refuses the calls a trace names.
 
-use super::{Device, DeviceCall, DeviceError, MemoryInfo, PhysicalHandle};
+use super::{
+    Device, DeviceCall, DeviceError, Extent, MemoryInfo, PhysicalHandle, create_one_by_one,
+    map_one_by_one,
+};
 use crate::trace::{Fault, FaultWhen};
 
 /// Refuses chosen calls as out of memory, before they reach the device inside.
@@ -17,6 +20,11 @@ impl<D: Device> Faulty<D> {
     /// Refuses the calls that `faults` names.
     pub fn new(inner: D, faults: Vec<Fault>) -> Self {
         Faulty { inner, faults, seen: [0; DeviceCall::ALL.len()] }
+    }
+
+    /// The device inside.
+    pub fn inner(&self) -> &D {
+        &self.inner
     }
 
     /// The device inside.
@@ -88,14 +96,43 @@ impl<D: Device> Device for Faulty<D> {
         self.inner.map(address, handle)
     }
 
-    fn unmap(&mut self, address: u64, size_bytes: u64) -> Result<(), DeviceError> {
+    fn unmap(&mut self, address: u64, size_bytes: u64) -> Result<u64, DeviceError> {
         self.check(DeviceCall::Unmap, size_bytes)?;
         self.inner.unmap(address, size_bytes)
     }
 
-    fn set_access(&mut self, address: u64, size_bytes: u64) -> Result<(), DeviceError> {
+    fn set_access(&mut self, address: u64, size_bytes: u64) -> Result<u64, DeviceError> {
         self.check(DeviceCall::SetAccess, size_bytes)?;
         self.inner.set_access(address, size_bytes)
+    }
+
+    fn create_each(
+        &mut self,
+        piece_bytes: u64,
+        count: u64,
+        handles: &mut Vec<PhysicalHandle>,
+    ) -> Result<(), DeviceError> {
+        if self.faults.is_empty() {
+            return self.inner.create_each(piece_bytes, count, handles);
+        }
+        create_one_by_one(self, piece_bytes, count, handles)
+    }
+
+    fn map_each(
+        &mut self,
+        address: u64,
+        piece_bytes: u64,
+        handles: &[PhysicalHandle],
+        mapped: &mut usize,
+    ) -> Result<(), DeviceError> {
+        if self.faults.is_empty() {
+            return self.inner.map_each(address, piece_bytes, handles, mapped);
+        }
+        map_one_by_one(self, address, piece_bytes, handles, mapped)
+    }
+
+    fn backing(&self, address: u64, size_bytes: u64, visit: &mut dyn FnMut(Extent)) -> bool {
+        self.inner.backing(address, size_bytes, visit)
     }
 
     fn memory_info(&self) -> MemoryInfo {

@@ -109,20 +109,100 @@ pub trait Device {
     /// [`DeviceError::Invalid`] outside reservations or over another mapping.
     fn map(&mut self, address: u64, handle: PhysicalHandle) -> Result<u64, DeviceError>;
 
-    /// Removes all mappings in the range; it must begin and end at borders of mappings.
+    /// Removes all mappings in the range; it must begin and end at borders of mappings. Returns how
+    /// many they were.
     ///
     /// # Errors
     /// [`DeviceError::Invalid`].
-    fn unmap(&mut self, address: u64, size_bytes: u64) -> Result<(), DeviceError>;
+    fn unmap(&mut self, address: u64, size_bytes: u64) -> Result<u64, DeviceError>;
 
-    /// Makes a mapped range readable and writable.
+    /// Makes a mapped range readable and writable. Returns how many mappings it consists of.
     ///
     /// # Errors
     /// [`DeviceError::Invalid`] if part of it is not mapped.
-    fn set_access(&mut self, address: u64, size_bytes: u64) -> Result<(), DeviceError>;
+    fn set_access(&mut self, address: u64, size_bytes: u64) -> Result<u64, DeviceError>;
+
+    /// [`Self::create`], `count` times. Those that came before a failure are in `handles` too.
+    ///
+    /// # Errors
+    /// As [`Self::create`].
+    fn create_each(
+        &mut self,
+        piece_bytes: u64,
+        count: u64,
+        handles: &mut Vec<PhysicalHandle>,
+    ) -> Result<(), DeviceError> {
+        create_one_by_one(self, piece_bytes, count, handles)
+    }
+
+    /// Maps pieces of `piece_bytes` each, one behind the other, and makes each accessible by a call
+    /// of its own before the next is mapped. Adds to `mapped` how many were mapped, also if it
+    /// fails in between.
+    ///
+    /// # Errors
+    /// As [`Self::map`] and [`Self::set_access`].
+    fn map_each(
+        &mut self,
+        address: u64,
+        piece_bytes: u64,
+        handles: &[PhysicalHandle],
+        mapped: &mut usize,
+    ) -> Result<(), DeviceError> {
+        map_one_by_one(self, address, piece_bytes, handles, mapped)
+    }
+
+    /// What physical memory lies behind a range, in the order of its addresses, from the device's
+    /// own books. Says whether there is memory behind all of it. A device that keeps no such books
+    /// knows no memory but what is at the address.
+    fn backing(&self, address: u64, size_bytes: u64, visit: &mut dyn FnMut(Extent)) -> bool {
+        visit(Extent { piece: None, offset_bytes: address, size_bytes });
+        true
+    }
 
     /// Free and total physical bytes, as `cudaMemGetInfo` reports them.
     fn memory_info(&self) -> MemoryInfo;
+}
+
+/// [`Device::create_each`] for a device that has to see every call.
+fn create_one_by_one<D: Device + ?Sized>(
+    device: &mut D,
+    piece_bytes: u64,
+    count: u64,
+    handles: &mut Vec<PhysicalHandle>,
+) -> Result<(), DeviceError> {
+    for _ in 0..count {
+        handles.push(device.create(piece_bytes)?);
+    }
+    Ok(())
+}
+
+/// [`Device::map_each`] for a device that has to see every call.
+fn map_one_by_one<D: Device + ?Sized>(
+    device: &mut D,
+    address: u64,
+    piece_bytes: u64,
+    handles: &[PhysicalHandle],
+    mapped: &mut usize,
+) -> Result<(), DeviceError> {
+    let mut at = address;
+    for &handle in handles {
+        device.map(at, handle)?;
+        *mapped += 1;
+        device.set_access(at, piece_bytes)?;
+        at += piece_bytes;
+    }
+    Ok(())
+}
+
+/// A stretch of physical memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Extent {
+    /// The piece it lies in; none for memory of [`Device::malloc`], which has but one address.
+    pub piece: Option<PhysicalHandle>,
+    /// Where it begins in the piece; without a piece, its address.
+    pub offset_bytes: u64,
+    /// Its size.
+    pub size_bytes: u64,
 }
 
 /// Free and total memory of a device in bytes.

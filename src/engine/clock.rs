@@ -53,8 +53,7 @@ fn recorded_cost_ns(action: &RecordedAction, profile: &CostProfile) -> f64 {
         RecordedKind::SegmentAlloc => profile.cost_ns(DeviceCall::Malloc, size),
         RecordedKind::SegmentFree => profile.cost_ns(DeviceCall::Free, size),
         RecordedKind::SegmentMap => {
-            per_page(&[DeviceCall::Create, DeviceCall::Map])
-                + profile.cost_ns(DeviceCall::SetAccess, size)
+            per_page(&[DeviceCall::Create, DeviceCall::Map, DeviceCall::SetAccess])
         }
         RecordedKind::SegmentUnmap => per_page(&[DeviceCall::Unmap, DeviceCall::Release]),
         RecordedKind::FreeCompleted | RecordedKind::Oom => 0.0,

@@ -266,7 +266,11 @@ impl History {
             ActionKind::SegmentFree => self.segments.free(address),
             ActionKind::SegmentMap => self.segments.map(address, size_bytes),
             ActionKind::SegmentUnmap => self.segments.unmap(address, size_bytes),
-            ActionKind::FreeCompleted | ActionKind::EmptyCache | ActionKind::DeviceRefused => {}
+            ActionKind::FreeCompleted
+            | ActionKind::Stitch
+            | ActionKind::Unstitch
+            | ActionKind::EmptyCache
+            | ActionKind::DeviceRefused => {}
         }
         let reserved_bytes = match kind {
             ActionKind::SegmentAlloc | ActionKind::SegmentMap => {

@@ -157,12 +157,12 @@ impl Device for Refuser<'_> {
         Ok(0)
     }
 
-    fn unmap(&mut self, _address: u64, _size_bytes: u64) -> Result<(), DeviceError> {
-        Ok(())
+    fn unmap(&mut self, _address: u64, _size_bytes: u64) -> Result<u64, DeviceError> {
+        Ok(0)
     }
 
-    fn set_access(&mut self, _address: u64, _size_bytes: u64) -> Result<(), DeviceError> {
-        Ok(())
+    fn set_access(&mut self, _address: u64, _size_bytes: u64) -> Result<u64, DeviceError> {
+        Ok(0)
     }
 
     fn memory_info(&self) -> MemoryInfo {

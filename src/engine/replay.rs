@@ -13,7 +13,7 @@ use super::result::{
 };
 use crate::alloc::registry::{self, Visitor};
 use crate::alloc::spec::{AllocSpec, SpecError};
-use crate::alloc::{Action, Allocator, BuildInputs, Env, Handle, LayoutBlock, Request};
+use crate::alloc::{Action, ActionKind, Allocator, BuildInputs, Env, Handle, LayoutBlock, Request};
 use crate::device::sim::addresses::Addresses;
 use crate::device::{CostProfile, Counting, Device, Faulty, Sim};
 use crate::metrics::{
@@ -180,6 +180,7 @@ fn build_inputs(
         limit_bytes: options.limit_bytes,
         recorded_limit_bytes: trace.header.limit_bytes,
         device_total_bytes,
+        costs: Some(options.profile.clone()),
         stream_handles: trace.streams.iter().map(|stream| stream.handle).collect(),
         pools: trace.pools.clone(),
         // Settings asked for in place of the recorded ones hold to the end.
@@ -573,6 +574,8 @@ impl Runner<'_> {
                 profile: self.options.profile.name.clone(),
                 capacity_bytes: self.capacity_bytes,
                 address_policy: policy,
+                address_bytes_peak: run.device.inner().inner().reservation_bytes_peak(),
+                mappings_peak: run.device.inner().inner().mappings_peak(),
             },
             outcome: self.outcome(&run),
             peaks,
@@ -716,6 +719,13 @@ impl<D: Device, S: Sink> Env for ReplayEnv<D, S> {
     #[inline]
     fn log(&mut self, action: Action) {
         self.sink.action(self.event, action);
+        let of_block = matches!(action.kind, ActionKind::Alloc | ActionKind::FreeCompleted);
+        if of_block && self.sink.wants_backing() {
+            let mut extents = Vec::new();
+            let Action { address, size_bytes, .. } = action;
+            let whole = self.device.backing(address, size_bytes, &mut |part| extents.push(part));
+            self.sink.backing(self.event, action, whole.then_some(extents));
+        }
     }
 }
 

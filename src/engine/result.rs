@@ -118,6 +118,10 @@ pub struct DeviceSummary {
     pub capacity_bytes: Option<u64>,
     /// Where addresses come from.
     pub address_policy: AddressPolicy,
+    /// Most bytes of addresses that were reserved at once (virtual memory calls only).
+    pub address_bytes_peak: u64,
+    /// Most mappings that there were at once.
+    pub mappings_peak: u64,
 }
 
 /// How a run ended.

@@ -239,6 +239,7 @@ impl<'a> Driver<'a> {
             // What reservations are made for.
             device_total_bytes: total_bytes
                 .or_else(|| trace.recording.as_ref()?.device_total_from_reservations()),
+            costs: None,
             stream_handles: trace.streams.iter().map(|stream| stream.handle).collect(),
             pools: trace.pools.clone(),
             settings_changes: trace.settings_changes.clone(),

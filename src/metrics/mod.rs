@@ -16,6 +16,7 @@ pub use split::{Split, SplitAt, split};
 pub use timeline::{Timeline, TimelineRow};
 
 use crate::alloc::{Action, LayoutBlock, Levels};
+use crate::device::Extent;
 
 /// Watches a replay.
 pub trait Sink {
@@ -31,6 +32,17 @@ pub trait Sink {
     /// The allocator did something during an event.
     #[inline]
     fn action(&mut self, _event_index: u64, _action: Action) {}
+
+    /// Whether [`Self::backing`] does anything.
+    #[inline]
+    fn wants_backing(&self) -> bool {
+        false
+    }
+
+    /// What physical memory lies behind the block of an action just told, an `Alloc` or a
+    /// `FreeCompleted`; nothing if part of it has none.
+    #[inline]
+    fn backing(&mut self, _event_index: u64, _action: Action, _memory: Option<Vec<Extent>>) {}
 
     /// Levels after an event: its index, the sum of live requests in bytes, what the allocator
     /// holds, and the cost of all device calls so far in nanoseconds.
@@ -69,6 +81,15 @@ impl<A: Sink, B: Sink> Sink for (A, B) {
         self.1.action(event_index, action);
     }
 
+    fn wants_backing(&self) -> bool {
+        self.0.wants_backing() || self.1.wants_backing()
+    }
+
+    fn backing(&mut self, event_index: u64, action: Action, memory: Option<Vec<Extent>>) {
+        self.0.backing(event_index, action, memory.clone());
+        self.1.backing(event_index, action, memory);
+    }
+
     fn after_event(&mut self, event: u64, requested_bytes: u64, levels: Levels, device_ns: u64) {
         self.0.after_event(event, requested_bytes, levels, device_ns);
         self.1.after_event(event, requested_bytes, levels, device_ns);
@@ -90,6 +111,16 @@ impl<S: Sink> Sink for Option<S> {
     fn action(&mut self, event_index: u64, action: Action) {
         if let Some(sink) = self {
             sink.action(event_index, action);
+        }
+    }
+
+    fn wants_backing(&self) -> bool {
+        self.as_ref().is_some_and(S::wants_backing)
+    }
+
+    fn backing(&mut self, event_index: u64, action: Action, memory: Option<Vec<Extent>>) {
+        if let Some(sink) = self {
+            sink.backing(event_index, action, memory);
         }
     }
 

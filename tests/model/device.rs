@@ -314,21 +314,23 @@ impl Device for TestDevice {
         Ok(size_bytes)
     }
 
-    fn unmap(&mut self, address: u64, size_bytes: u64) -> Result<(), DeviceError> {
+    fn unmap(&mut self, address: u64, size_bytes: u64) -> Result<u64, DeviceError> {
         let call = DeviceCall::Unmap;
         self.count(call, size_bytes)?;
         let bases = self.tiles(address, size_bytes).ok_or(invalid(call, address, size_bytes))?;
+        let count = bases.len() as u64;
         for base in bases {
             let (_, piece) = self.mappings.remove(&base).expect("just found");
             self.drop_if_unused(piece);
         }
-        Ok(())
+        Ok(count)
     }
 
-    fn set_access(&mut self, address: u64, size_bytes: u64) -> Result<(), DeviceError> {
+    fn set_access(&mut self, address: u64, size_bytes: u64) -> Result<u64, DeviceError> {
         let call = DeviceCall::SetAccess;
         self.count(call, size_bytes)?;
-        self.tiles(address, size_bytes).map(drop).ok_or(invalid(call, address, size_bytes))
+        let bases = self.tiles(address, size_bytes).ok_or(invalid(call, address, size_bytes))?;
+        Ok(bases.len() as u64)
     }
 
     fn memory_info(&self) -> MemoryInfo {

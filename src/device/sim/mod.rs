@@ -14,7 +14,9 @@ pub mod addresses;
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::{Device, DeviceCall, DeviceError, GRANULARITY_BYTES, MemoryInfo, PhysicalHandle};
+use super::{
+    Device, DeviceCall, DeviceError, Extent, GRANULARITY_BYTES, MemoryInfo, PhysicalHandle,
+};
 use addresses::{Addresses, HostCopy};
 
 /// Mallocs below this many bytes share 2 MiB units.
@@ -36,28 +38,78 @@ pub struct Sim {
     small_bytes: u64,
     addresses: Addresses,
     mallocs: FastMap<u64>,
-    pieces: FastMap<Piece>,
-    next_piece: u64,
-    /// Reserved ranges: base → size.
-    reservations: BTreeMap<u64, u64>,
-    /// Mapped ranges: base → (size, piece).
-    mappings: BTreeMap<u64, Mapping>,
+    pieces: Vec<Piece>,
+    /// Slots of `pieces` that stand for nothing.
+    spare_pieces: Vec<u32>,
+    /// Reserved ranges by base.
+    reservations: BTreeMap<u64, Reservation>,
+    reservation_bytes: u64,
+    reservation_bytes_peak: u64,
+    mappings: u64,
+    mappings_peak: u64,
 }
 
-/// A piece of physical memory.
+/// A piece of physical memory. Its handle is the slot, and above it the generation, so that a
+/// handle of a piece that is gone stands for nothing.
 #[derive(Clone, Copy, Debug)]
 struct Piece {
     size_bytes: u64,
     mappings: u32,
+    generation: u32,
     /// The handle has not been released.
     held: bool,
 }
 
-/// A mapped range.
-#[derive(Clone, Copy, Debug)]
-struct Mapping {
+impl Piece {
+    fn handle(&self, slot: u32) -> PhysicalHandle {
+        PhysicalHandle(u64::from(self.generation) << 32 | u64::from(slot))
+    }
+}
+
+/// A reserved range and its page table.
+///
+/// ```text
+///   pages  │ piece 7 │ rest │ rest │ free │ piece 9 │ (free to the end)
+///          base      +2 MiB
+/// ```
+#[derive(Clone, Debug)]
+struct Reservation {
     size_bytes: u64,
-    piece: u64,
+    /// What is mapped at each unit of 2 MiB: the slot of a piece where it begins. As long as the
+    /// highest page that was ever mapped asks for.
+    pages: Vec<u32>,
+    mappings: u64,
+}
+
+/// A page where nothing is mapped.
+const FREE_PAGE: u32 = u32::MAX;
+/// A page behind the first of its piece.
+const REST_OF_PIECE: u32 = u32::MAX - 1;
+
+impl Reservation {
+    fn new(size_bytes: u64) -> Reservation {
+        Reservation { size_bytes, pages: Vec::new(), mappings: 0 }
+    }
+
+    fn page(&self, index: usize) -> u32 {
+        self.pages.get(index).copied().unwrap_or(FREE_PAGE)
+    }
+
+    /// Fills `count` free pages with a piece. Says whether they were free.
+    fn map(&mut self, first: usize, count: usize, slot: u32) -> bool {
+        let end = first + count;
+        if self.pages.len() < end {
+            self.pages.resize(end, FREE_PAGE);
+        }
+        let pages = &mut self.pages[first..end];
+        if pages.iter().any(|&page| page != FREE_PAGE) {
+            return false;
+        }
+        pages.fill(REST_OF_PIECE);
+        pages[0] = slot;
+        self.mappings += 1;
+        true
+    }
 }
 
 impl Sim {
@@ -71,11 +123,24 @@ impl Sim {
             small_bytes: 0,
             addresses,
             mallocs: FastMap::default(),
-            pieces: FastMap::default(),
-            next_piece: 0,
+            pieces: Vec::new(),
+            spare_pieces: Vec::new(),
             reservations: BTreeMap::new(),
-            mappings: BTreeMap::new(),
+            reservation_bytes: 0,
+            reservation_bytes_peak: 0,
+            mappings: 0,
+            mappings_peak: 0,
         }
+    }
+
+    /// Most bytes of addresses that were reserved at once.
+    pub fn reservation_bytes_peak(&self) -> u64 {
+        self.reservation_bytes_peak
+    }
+
+    /// Most mappings that there were at once.
+    pub fn mappings_peak(&self) -> u64 {
+        self.mappings_peak
     }
 
     /// The program begins to compute; see [`Addresses::load_kernels`].
@@ -95,7 +160,7 @@ impl Sim {
 
     /// Takes over a reservation that was there before.
     pub fn hold_reservation(&mut self, address: u64, size_bytes: u64) {
-        self.reservations.insert(address, size_bytes);
+        self.add_reservation(address, size_bytes);
         self.addresses.hold_reservation(address, size_bytes);
     }
 
@@ -104,10 +169,48 @@ impl Sim {
     pub fn hold_page(&mut self, address: u64, size_bytes: u64) {
         let units = size_bytes.div_ceil(GRANULARITY_BYTES);
         self.units_in_use = self.units_in_use.saturating_add(units);
-        let piece = self.next_piece;
-        self.next_piece += 1;
-        self.pieces.insert(piece, Piece { size_bytes, mappings: 1, held: false });
-        self.mappings.insert(address, Mapping { size_bytes, piece });
+        let slot = self.new_piece(size_bytes);
+        self.pieces[slot as usize].mappings = 1;
+        self.pieces[slot as usize].held = false;
+        if let Some((&base, reservation)) = self.reservations.range_mut(..=address).next_back() {
+            let first = page_index(address - base);
+            reservation.map(first, units as usize, slot);
+            self.count_mappings(1);
+        }
+    }
+
+    fn add_reservation(&mut self, address: u64, size_bytes: u64) {
+        self.reservations.insert(address, Reservation::new(size_bytes));
+        self.reservation_bytes += size_bytes;
+        self.reservation_bytes_peak = self.reservation_bytes_peak.max(self.reservation_bytes);
+    }
+
+    fn count_mappings(&mut self, more: u64) {
+        self.mappings += more;
+        self.mappings_peak = self.mappings_peak.max(self.mappings);
+    }
+
+    /// Enters a piece that is held into the books; its units are the caller's business.
+    fn new_piece(&mut self, size_bytes: u64) -> u32 {
+        let piece = Piece { size_bytes, mappings: 0, generation: 0, held: true };
+        match self.spare_pieces.pop() {
+            Some(slot) => {
+                let gone = &mut self.pieces[slot as usize];
+                *gone = Piece { generation: gone.generation.wrapping_add(1), ..piece };
+                slot
+            }
+            None => {
+                self.pieces.push(piece);
+                (self.pieces.len() - 1) as u32
+            }
+        }
+    }
+
+    /// The slot of a piece whose handle is held.
+    fn held_slot(&self, handle: PhysicalHandle) -> Option<u32> {
+        let slot = handle.0 as u32;
+        let piece = self.pieces.get(slot as usize)?;
+        (piece.held && piece.handle(slot) == handle).then_some(slot)
     }
 
     /// Physical units that `size_bytes` more would take from a malloc.
@@ -136,43 +239,92 @@ impl Sim {
     }
 
     /// Drops a piece of which neither a handle nor a mapping is left.
-    fn drop_if_unused(&mut self, piece_id: u64) {
-        let unused =
-            self.pieces.get(&piece_id).filter(|piece| !piece.held && piece.mappings == 0).copied();
-        if let Some(piece) = unused {
-            self.pieces.remove(&piece_id);
+    fn drop_if_unused(&mut self, slot: u32) {
+        let piece = self.pieces[slot as usize];
+        if !piece.held && piece.mappings == 0 {
+            self.spare_pieces.push(slot);
             self.units_in_use -= piece.size_bytes.div_ceil(GRANULARITY_BYTES);
         }
     }
 
-    /// Whether [base, base + size) lies in one reservation.
-    fn is_reserved(&self, address: u64, size_bytes: u64) -> bool {
-        let before = self.reservations.range(..=address).next_back();
-        before.is_some_and(|(&base, &size)| {
-            address.checked_add(size_bytes).is_some_and(|end| end <= base + size)
-        })
+    /// The reservation that holds all of [address, address + size), and its base.
+    fn reservation_of(&mut self, address: u64, size_bytes: u64) -> Option<(u64, &mut Reservation)> {
+        let end = address.checked_add(size_bytes)?;
+        let (&base, reservation) = self.reservations.range_mut(..=address).next_back()?;
+        (end <= base + reservation.size_bytes).then_some((base, reservation))
     }
 
-    /// Bases of the mappings that exactly tile the range; any other range makes the call invalid.
-    fn mappings_in(
-        &self,
+    /// Slots of the pieces that exactly tile the range; any other range makes the call invalid.
+    /// Takes them out of the page table if `remove`.
+    fn tiles(
+        &mut self,
         call: DeviceCall,
         address: u64,
         size_bytes: u64,
-    ) -> Result<Vec<u64>, DeviceError> {
+        remove: bool,
+    ) -> Result<Vec<u32>, DeviceError> {
         let invalid = DeviceError::Invalid { call, address, size_bytes };
-        let end = address.checked_add(size_bytes).ok_or(invalid)?;
-        let mut at = address;
-        let mut bases = Vec::new();
-        for (&base, mapping) in self.mappings.range(address..end) {
-            if base != at {
-                return Err(invalid);
-            }
-            at = base + mapping.size_bytes;
-            bases.push(base);
+        if !is_whole_units(size_bytes) {
+            return Err(invalid);
         }
-        if at == end && !bases.is_empty() { Ok(bases) } else { Err(invalid) }
+        let (base, reservation) = self.reservation_of(address, size_bytes).ok_or(invalid)?;
+        let first = page_index(address - base);
+        let end = first + page_index(size_bytes);
+        let at_border = (address - base).is_multiple_of(GRANULARITY_BYTES)
+            && reservation.page(first) != REST_OF_PIECE
+            && reservation.page(end) != REST_OF_PIECE;
+        if !at_border || end > reservation.pages.len() {
+            return Err(invalid);
+        }
+        let pages = &mut reservation.pages[first..end];
+        if pages.contains(&FREE_PAGE) {
+            return Err(invalid);
+        }
+        let slots: Vec<u32> = pages.iter().copied().filter(|&page| page != REST_OF_PIECE).collect();
+        if remove {
+            pages.fill(FREE_PAGE);
+            reservation.mappings -= slots.len() as u64;
+        }
+        Ok(slots)
     }
+
+    /// Maps pieces one behind the other; they must be held. Adds to `mapped` how many it mapped.
+    fn map_slots(
+        &mut self,
+        address: u64,
+        slots: &[u32],
+        mapped: &mut usize,
+    ) -> Result<(), DeviceError> {
+        let sizes: Vec<u64> =
+            slots.iter().map(|&slot| self.pieces[slot as usize].size_bytes).collect();
+        let size_bytes = sizes.iter().sum();
+        let invalid = DeviceError::Invalid { call: DeviceCall::Map, address, size_bytes };
+        let (base, reservation) = self.reservation_of(address, size_bytes).ok_or(invalid)?;
+        if !(address - base).is_multiple_of(GRANULARITY_BYTES) {
+            return Err(invalid);
+        }
+        let mut first = page_index(address - base);
+        let mut count = 0;
+        for (&slot, size_bytes) in slots.iter().zip(sizes) {
+            let pages = page_index(size_bytes);
+            if !reservation.map(first, pages, slot) {
+                break;
+            }
+            first += pages;
+            count += 1;
+        }
+        for &slot in &slots[..count] {
+            self.pieces[slot as usize].mappings += 1;
+        }
+        self.count_mappings(count as u64);
+        *mapped += count;
+        if count == slots.len() { Ok(()) } else { Err(invalid) }
+    }
+}
+
+/// Units of 2 MiB in a number of bytes. The caller knows that so many exist.
+fn page_index(size_bytes: u64) -> usize {
+    (size_bytes / GRANULARITY_BYTES) as usize
 }
 
 fn is_whole_units(size_bytes: u64) -> bool {
@@ -208,18 +360,18 @@ impl Device for Sim {
 
     fn address_reserve(&mut self, size_bytes: u64) -> Result<u64, DeviceError> {
         let address = self.addresses.reserve(size_bytes)?;
-        self.reservations.insert(address, size_bytes);
+        self.add_reservation(address, size_bytes);
         Ok(address)
     }
 
     fn address_free(&mut self, address: u64, size_bytes: u64) -> Result<(), DeviceError> {
-        let whole = self.reservations.get(&address) == Some(&size_bytes);
-        let end = address.saturating_add(size_bytes);
-        if !whole || self.mappings.range(address..end).next().is_some() {
+        let whole = |found: &&Reservation| found.size_bytes == size_bytes && found.mappings == 0;
+        if self.reservations.get(&address).filter(whole).is_none() {
             let call = DeviceCall::AddressFree;
             return Err(DeviceError::Invalid { call, address, size_bytes });
         }
         self.reservations.remove(&address);
+        self.reservation_bytes -= size_bytes;
         self.addresses.unreserve(size_bytes);
         Ok(())
     }
@@ -232,59 +384,92 @@ impl Device for Sim {
         let units = size_bytes / GRANULARITY_BYTES;
         self.check_units(call, size_bytes, units)?;
         self.units_in_use += units;
-        let handle = self.next_piece;
-        self.next_piece += 1;
-        self.pieces.insert(handle, Piece { size_bytes, mappings: 0, held: true });
-        Ok(PhysicalHandle(handle))
+        let slot = self.new_piece(size_bytes);
+        Ok(self.pieces[slot as usize].handle(slot))
     }
 
     fn release(&mut self, handle: PhysicalHandle) -> Result<u64, DeviceError> {
-        let Some(piece) = self.pieces.get_mut(&handle.0).filter(|piece| piece.held) else {
+        let Some(slot) = self.held_slot(handle) else {
             let call = DeviceCall::Release;
             return Err(DeviceError::Invalid { call, address: 0, size_bytes: 0 });
         };
+        let piece = &mut self.pieces[slot as usize];
         piece.held = false;
         let size_bytes = piece.size_bytes;
-        self.drop_if_unused(handle.0);
+        self.drop_if_unused(slot);
         Ok(size_bytes)
     }
 
     fn map(&mut self, address: u64, handle: PhysicalHandle) -> Result<u64, DeviceError> {
-        let size_bytes = match self.pieces.get(&handle.0) {
-            Some(piece) if piece.held => piece.size_bytes,
-            _ => 0,
+        let Some(slot) = self.held_slot(handle) else {
+            let call = DeviceCall::Map;
+            return Err(DeviceError::Invalid { call, address, size_bytes: 0 });
         };
+        self.map_slots(address, &[slot], &mut 0)?;
+        Ok(self.pieces[slot as usize].size_bytes)
+    }
+
+    fn map_each(
+        &mut self,
+        address: u64,
+        piece_bytes: u64,
+        handles: &[PhysicalHandle],
+        mapped: &mut usize,
+    ) -> Result<(), DeviceError> {
+        let invalid = DeviceError::Invalid { call: DeviceCall::Map, address, size_bytes: 0 };
+        let of_size = |slot: &u32| self.pieces[*slot as usize].size_bytes == piece_bytes;
+        let slot = |&handle: &PhysicalHandle| self.held_slot(handle).filter(of_size);
+        let slots: Option<Vec<u32>> = handles.iter().map(slot).collect();
+        self.map_slots(address, &slots.ok_or(invalid)?, mapped)
+    }
+
+    fn unmap(&mut self, address: u64, size_bytes: u64) -> Result<u64, DeviceError> {
+        let slots = self.tiles(DeviceCall::Unmap, address, size_bytes, true)?;
+        let count = slots.len() as u64;
+        self.mappings -= count;
+        for slot in slots {
+            self.pieces[slot as usize].mappings -= 1;
+            self.drop_if_unused(slot);
+        }
+        Ok(count)
+    }
+
+    fn set_access(&mut self, address: u64, size_bytes: u64) -> Result<u64, DeviceError> {
+        let slots = self.tiles(DeviceCall::SetAccess, address, size_bytes, false)?;
+        Ok(slots.len() as u64)
+    }
+
+    fn backing(&self, address: u64, size_bytes: u64, visit: &mut dyn FnMut(Extent)) -> bool {
         let end = address.saturating_add(size_bytes);
-        let overlaps_before = self
-            .mappings
-            .range(..address)
-            .next_back()
-            .is_some_and(|(&base, mapping)| base + mapping.size_bytes > address);
-        let free = !overlaps_before && self.mappings.range(address..end).next().is_none();
-        if size_bytes == 0 || !free || !self.is_reserved(address, size_bytes) {
-            return Err(DeviceError::Invalid { call: DeviceCall::Map, address, size_bytes });
-        }
-        let mapping = Mapping { size_bytes, piece: handle.0 };
-        self.mappings.insert(address, mapping);
-        if let Some(piece) = self.pieces.get_mut(&handle.0) {
-            piece.mappings += 1;
-        }
-        Ok(size_bytes)
-    }
-
-    fn unmap(&mut self, address: u64, size_bytes: u64) -> Result<(), DeviceError> {
-        for base in self.mappings_in(DeviceCall::Unmap, address, size_bytes)? {
-            let Some(mapping) = self.mappings.remove(&base) else { continue };
-            if let Some(piece) = self.pieces.get_mut(&mapping.piece) {
-                piece.mappings -= 1;
+        let below = self.reservations.range(..=address).next_back();
+        let Some((&base, reservation)) =
+            below.filter(|(base, found)| address < *base + found.size_bytes)
+        else {
+            visit(Extent { piece: None, offset_bytes: address, size_bytes });
+            return true;
+        };
+        let mut at = address;
+        while at < end {
+            let page = page_index(at - base);
+            let Some(head) = (0..=page).rev().find(|&page| reservation.page(page) != REST_OF_PIECE)
+            else {
+                return false;
+            };
+            let slot = reservation.page(head);
+            if slot == FREE_PAGE {
+                return false;
             }
-            self.drop_if_unused(mapping.piece);
+            let piece = self.pieces[slot as usize];
+            let piece_base = base + head as u64 * GRANULARITY_BYTES;
+            let upto = end.min(piece_base + piece.size_bytes);
+            visit(Extent {
+                piece: Some(piece.handle(slot)),
+                offset_bytes: at - piece_base,
+                size_bytes: upto - at,
+            });
+            at = upto;
         }
-        Ok(())
-    }
-
-    fn set_access(&mut self, address: u64, size_bytes: u64) -> Result<(), DeviceError> {
-        self.mappings_in(DeviceCall::SetAccess, address, size_bytes).map(drop)
+        true
     }
 
     fn memory_info(&self) -> MemoryInfo {
@@ -344,5 +529,61 @@ mod tests {
         device.unmap(range + 4 * MIB, 4 * MIB).expect("exact");
         device.create(4 * MIB).expect("all back");
         device.address_free(range, 8 * MIB).expect("nothing mapped");
+    }
+
+    #[test]
+    fn one_memory_shows_behind_all_its_addresses() {
+        let mut device = sim(64 * MIB);
+        let (one, other) = (device.address_reserve(8 * MIB), device.address_reserve(8 * MIB));
+        let (one, other) = (one.expect("addresses"), other.expect("addresses"));
+        let mut pieces = Vec::new();
+        device.create_each(2 * MIB, 2, &mut pieces).expect("fits");
+        let mut mapped = 0;
+        device.map_each(one, 2 * MIB, &pieces, &mut mapped).expect("maps");
+        device.map(other + 2 * MIB, pieces[0]).expect("maps again");
+        assert_eq!((mapped, device.mappings_peak()), (2, 3));
+        let memory = |address, size_bytes| {
+            let mut extents = Vec::new();
+            let whole = device.backing(address, size_bytes, &mut |extent| extents.push(extent));
+            whole.then_some(extents)
+        };
+        let extent = |piece, offset_bytes, size_bytes| Extent {
+            piece: Some(piece),
+            offset_bytes,
+            size_bytes,
+        };
+        assert_eq!(
+            memory(one + MIB, 2 * MIB),
+            Some(vec![extent(pieces[0], MIB, MIB), extent(pieces[1], 0, MIB)])
+        );
+        assert_eq!(memory(other + 3 * MIB, MIB), Some(vec![extent(pieces[0], MIB, MIB)]));
+        assert_eq!(memory(other, MIB), None, "nothing is mapped there");
+        assert_eq!(memory(other + 3 * MIB, 2 * MIB), None, "nothing behind it");
+    }
+
+    #[test]
+    fn a_released_handle_stands_for_nothing_though_its_slot_is_used_again() {
+        let mut device = sim(64 * MIB);
+        let range = device.address_reserve(8 * MIB).expect("addresses");
+        let gone = device.create(2 * MIB).expect("fits");
+        device.release(gone).expect("held");
+        let new = device.create(2 * MIB).expect("fits");
+        assert_ne!(gone, new);
+        assert!(device.release(gone).is_err() && device.map(range, gone).is_err());
+        device.map(range, new).expect("held");
+    }
+
+    #[test]
+    fn mapping_several_pieces_stops_at_the_first_that_is_in_the_way() {
+        let mut device = sim(64 * MIB);
+        let range = device.address_reserve(8 * MIB).expect("addresses");
+        let mut pieces = Vec::new();
+        device.create_each(2 * MIB, 3, &mut pieces).expect("fits");
+        device.map(range + 2 * MIB, pieces[2]).expect("free");
+        let mut mapped = 0;
+        assert!(device.map_each(range, 2 * MIB, &pieces[..2], &mut mapped).is_err());
+        assert_eq!((mapped, device.mappings_peak()), (1, 2));
+        assert!(device.map_each(range + 6 * MIB, 2 * MIB, &pieces[..2], &mut mapped).is_err());
+        assert!(device.address_free(range, 8 * MIB).is_err(), "still mapped");
     }
 }

@@ -360,6 +360,8 @@ pub(crate) mod tests {
                 profile: "h200".to_owned(),
                 capacity_bytes: Some(150_109_880_320),
                 address_policy: AddressPolicy::Chunks,
+                address_bytes_peak: 0,
+                mappings_peak: 0,
             },
             outcome: Outcome {
                 status: Status::Ok,
