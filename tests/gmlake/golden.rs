@@ -436,7 +436,6 @@ fn periodic_traces_settle() {
     for seed in 0..8 {
         let steps = iteration(&mut Random::new(seed), if seed < 4 { 60 } else { 300 });
         let maps = maps_by_iteration(&settings, &steps, 6);
-        println!("seed {seed}: {maps:?}");
         assert!(maps[0] > 0);
         assert_eq!(maps[3..], [0, 0, 0], "seed {seed}: {maps:?}");
     }
@@ -448,7 +447,6 @@ fn periodic_traces_never_settle_below_their_working_set() {
     let steps = iteration(&mut Random::new(4), 300);
     let settings = |auto_gc| Settings { frag_limit: 32 * MIB, auto_gc, ..Settings::shipped() };
     let maps = maps_by_iteration(&settings(GIB), &steps, 6);
-    println!("{maps:?}");
     assert!(maps.iter().all(|&count| count > 0), "{maps:?}");
     // Every stitch maps each of its chunks, so the sum is also what the trace needs at least.
     assert!(maps_by_iteration(&settings(1000 * GIB), &steps, 6)[5] == 0);
