@@ -29,17 +29,17 @@
 //! 3. compares, before it collects for a new segment, free device memory (more than) and idle
 //!    stitched bytes of the stream (at least) with the size of the *segment*, and passes the rounded
 //!    *request* as the wanted size;
-//! 4. adds what is collected up over streams and both phases of one call, looks at the sum after each
-//!    victim of phase A, and leaves phase A alone: phase B follows for that stream (3.3); streams
-//!    come by ascending handle;
+//! 4. goes through phase A of all streams and then through phase B of all (3.3), streams by ascending
+//!    handle; one sum over the streams is looked at after each victim of phase A, and reaching it ends
+//!    that stream only;
 //! 5. subtracts whatever is destroyed from the sum of stitched addresses that `autoGC` watches, except
 //!    with `quirks` what the release of a segment destroys (B8);
 //! 6. checks the limit with the size of the whole segment, also where `reAlloc` would allocate less
 //!    (2.7: it comes first), and without trying the device;
 //! 7. lets `reAlloc` apply if the pool is the large one, the feature is on and the request is at
 //!    least `fragLimit`, whatever `defragLevel` says (its stitch is attempt 4);
-//! 8. makes the segment of the shortfall exactly the shortfall rounded as a request is, without the
-//!    20 MiB of small segments, and leaves it pooled if the stitch then fails;
+//! 8. obtains for the shortfall what 2.3 says for so many bytes (20 MiB below 10), hands that segment
+//!    out alone if it is large enough, and leaves it pooled if the stitch fails;
 //! 9. stitches the largest primitive alone where it is enough (the oversize rule alone may have
 //!    refused it before), as long as the stream has two;
 //! 10. gives a new stitched block the newest event of the primitives that went into it (2.6); parts of
@@ -54,7 +54,8 @@
 //!     Stock PyTorch relies on oversize blocks never being cut, which stitching breaks;
 //! 14. releases pooled primitives by ascending (stream, size, address), the large pool first, and
 //!     destroys the idle stitched blocks of each before it, chunk by chunk, oldest first;
-//! 15. collects at level 2 in every flush, also in the one before the last attempt (3.4);
+//! 15. collects stitched blocks at the program's `empty_cache`, not in the flush before the last
+//!     attempt, which 3.3 does not name among the callers;
 //! 16. restores everything when a stitch fails, also the primitive that was to be cut (B1), and keeps
 //!     what the collections between the attempts destroyed;
 //! 17. tests `autoGC` after the new block counts as active, so that it is never its victim;
@@ -276,6 +277,12 @@ impl Model {
 
     /// Gives back what can be given back (3.4).
     pub(super) fn empty_cache(&mut self) {
+        self.flush();
+        self.collect(2, 0);
+    }
+
+    /// Waits for every deferred tensor and releases what is cached (3.4).
+    fn flush(&mut self) {
         self.drain();
         for handle in std::mem::take(&mut self.waiting) {
             self.finish(handle);
@@ -287,7 +294,6 @@ impl Model {
                 }
             }
         }
-        self.collect(2, 0);
     }
 
     // What can be seen.
@@ -394,11 +400,7 @@ impl Model {
 
     fn prepare(&self, bytes: u64, stream: u64) -> Ask {
         let size = self.rounded(bytes);
-        let segment = match size {
-            0..=SMALL_MAX => SMALL_SEGMENT,
-            _ if size < LARGE_MIN => LARGE_SEGMENT,
-            _ => size,
-        };
+        let segment = segment_bytes(size);
         Ask { stream, size, large: size > SMALL_MAX, segment }
     }
 
@@ -423,7 +425,7 @@ impl Model {
         if let Some(place) = self.stitch(ask, 1) {
             return Some(place);
         }
-        self.empty_cache();
+        self.flush();
         self.counters.alloc_retries += 1;
         if let Some(place) = self.new_memory(ask) {
             return Some(place);
@@ -534,8 +536,11 @@ impl Model {
                 return None;
             }
             if pooled > 0 {
-                let missing = self.rounded(ask.size - pooled);
-                self.create_segment(ask, missing)?;
+                let missing = segment_bytes(ask.size - pooled);
+                let new = self.create_segment(ask, missing)?;
+                if missing >= ask.size {
+                    return Some(Place::Primitive(new));
+                }
                 return self.stitch(ask, RE_ALLOC_ATTEMPT);
             }
         }
@@ -770,7 +775,7 @@ impl Model {
         let streams: BTreeSet<u64> = self.stitched.iter().map(|stitched| stitched.stream).collect();
         let enough = wanted << (2 * (level + 1));
         let mut collected = 0;
-        for stream in streams {
+        for &stream in &streams {
             for (id, size) in self.idle(stream, false) {
                 self.destroy(id, true);
                 collected += size;
@@ -778,11 +783,10 @@ impl Model {
                     break;
                 }
             }
+        }
+        for stream in streams {
             if level >= 1 {
-                for (id, size) in self.idle(stream, true) {
-                    self.destroy(id, true);
-                    collected += size;
-                }
+                self.idle(stream, true).into_iter().for_each(|(id, _)| self.destroy(id, true));
             }
         }
     }
@@ -961,5 +965,14 @@ impl Model {
 
     fn note(&mut self, deed: Deed, address: u64, size: u64) {
         self.log.push(Done { deed, address, size });
+    }
+}
+
+/// What is obtained from the device for so many bytes (2.3).
+fn segment_bytes(bytes: u64) -> u64 {
+    match bytes {
+        0..=SMALL_MAX => SMALL_SEGMENT,
+        _ if bytes < LARGE_MIN => LARGE_SEGMENT,
+        _ => bytes.next_multiple_of(UNIT),
     }
 }
