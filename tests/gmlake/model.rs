@@ -35,7 +35,8 @@
 //! 5. subtracts whatever is destroyed from the sum of stitched addresses that `autoGC` watches, except
 //!    with `quirks` what the release of a segment destroys (B8);
 //! 6. checks the limit with the size of the whole segment, also where `reAlloc` would allocate less
-//!    (2.7: it comes first), and without trying the device;
+//!    (2.7: it comes first), and again with the shortfall's, which may be larger; neither tries the
+//!    device;
 //! 7. lets `reAlloc` apply if the pool is the large one, the feature is on and the request is at
 //!    least `fragLimit`, whatever `defragLevel` says (its stitch is attempt 4);
 //! 8. obtains for the shortfall what 2.3 says for so many bytes (20 MiB below 10), hands that segment
@@ -523,8 +524,7 @@ impl Model {
 
     /// New physical memory (2.7): a whole segment, or with `reAlloc` what is missing.
     fn new_memory(&mut self, ask: Ask) -> Option<Place> {
-        let reserved = self.levels().reserved_bytes;
-        if self.settings.limit.is_some_and(|limit| reserved + ask.segment > limit) {
+        if self.over_limit(ask.segment) {
             return None;
         }
         if !ask.large || !self.settings.vmm_defragment {
@@ -537,6 +537,9 @@ impl Model {
             }
             if pooled > 0 {
                 let missing = segment_bytes(ask.size - pooled);
+                if self.over_limit(missing) {
+                    return None;
+                }
                 let new = self.create_segment(ask, missing)?;
                 if missing >= ask.size {
                     return Some(Place::Primitive(new));
@@ -545,6 +548,11 @@ impl Model {
             }
         }
         self.create_segment(ask, ask.segment).map(Place::Primitive)
+    }
+
+    fn over_limit(&self, more: u64) -> bool {
+        let reserved = self.levels().reserved_bytes;
+        self.settings.limit.is_some_and(|limit| reserved + more > limit)
     }
 
     fn malloc_segment(&mut self, ask: Ask) -> Option<u64> {
