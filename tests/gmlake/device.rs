@@ -6,7 +6,8 @@
 //!   pieces        mapped anywhere, any number of times; gone with handle and last mapping
 //! ```
 //!
-//! A call that makes no sense is a mistake of the model and panics.
+//! A call that makes no sense is a mistake of the model and panics. Any call can be made to fail; it
+//! does nothing then.
 
 use std::collections::BTreeMap;
 
@@ -48,6 +49,10 @@ pub(super) struct SlowDevice {
     mappings: BTreeMap<u64, usize>,
     next_malloc: u64,
     next_reservation: u64,
+    /// Most bytes of addresses of mallocs and reservations together.
+    address_bytes_max: u64,
+    /// Most mappings at once.
+    mappings_max: u64,
 }
 
 impl SlowDevice {
@@ -65,6 +70,17 @@ impl SlowDevice {
             mappings: BTreeMap::new(),
             next_malloc: MALLOC_BASE,
             next_reservation: RESERVATION_BASE,
+            address_bytes_max: u64::MAX,
+            mappings_max: u64::MAX,
+        }
+    }
+
+    /// The same device with so many bytes of addresses and mappings at most.
+    pub(super) fn capped(self, address_bytes: Option<u64>, mappings: Option<u64>) -> SlowDevice {
+        SlowDevice {
+            address_bytes_max: address_bytes.unwrap_or(u64::MAX),
+            mappings_max: mappings.unwrap_or(u64::MAX),
+            ..self
         }
     }
 
@@ -118,6 +134,11 @@ impl SlowDevice {
         self.capacity_units.is_some_and(|units| self.used_units() > units)
     }
 
+    fn has_addresses(&self, bytes: u64) -> bool {
+        let taken = self.mallocs.values().sum::<u64>() + self.reservations.values().sum::<u64>();
+        taken + bytes <= self.address_bytes_max
+    }
+
     fn drop_if_unused(&mut self, piece: usize) {
         if !self.pieces[piece].held && self.pieces[piece].mappings == 0 {
             self.pieces_alive -= 1;
@@ -125,7 +146,7 @@ impl SlowDevice {
     }
 
     pub(super) fn malloc(&mut self, bytes: u64) -> Option<u64> {
-        if self.fails(DeviceCall::Malloc) {
+        if self.fails(DeviceCall::Malloc) || !self.has_addresses(bytes) {
             return None;
         }
         let address = self.next_malloc;
@@ -139,13 +160,17 @@ impl SlowDevice {
         Some(address)
     }
 
-    pub(super) fn free(&mut self, address: u64) {
+    pub(super) fn free(&mut self, address: u64) -> bool {
+        if self.fails(DeviceCall::Free) {
+            return false;
+        }
         self.mallocs.remove(&address).expect("a live malloc");
         self.succeed(DeviceCall::Free);
+        true
     }
 
     pub(super) fn reserve(&mut self, bytes: u64) -> Option<u64> {
-        if self.fails(DeviceCall::AddressReserve) {
+        if self.fails(DeviceCall::AddressReserve) || !self.has_addresses(bytes) {
             return None;
         }
         let address = self.next_reservation;
@@ -155,11 +180,15 @@ impl SlowDevice {
         Some(address)
     }
 
-    pub(super) fn free_addresses(&mut self, address: u64) {
+    pub(super) fn free_addresses(&mut self, address: u64) -> bool {
+        if self.fails(DeviceCall::AddressFree) {
+            return false;
+        }
         let bytes = self.reservations.remove(&address).expect("a reservation");
         let mapped = self.mappings.range(address..address + bytes).next();
         assert!(mapped.is_none(), "addresses are given back while mapped");
         self.succeed(DeviceCall::AddressFree);
+        true
     }
 
     pub(super) fn create(&mut self) -> Option<usize> {
@@ -176,15 +205,19 @@ impl SlowDevice {
         Some(self.pieces.len() - 1)
     }
 
-    pub(super) fn release(&mut self, piece: usize) {
+    pub(super) fn release(&mut self, piece: usize) -> bool {
+        if self.fails(DeviceCall::Release) {
+            return false;
+        }
         assert!(self.pieces[piece].held, "released twice");
         self.pieces[piece].held = false;
         self.drop_if_unused(piece);
         self.succeed(DeviceCall::Release);
+        true
     }
 
     pub(super) fn map(&mut self, address: u64, piece: usize) -> bool {
-        if self.fails(DeviceCall::Map) {
+        if self.fails(DeviceCall::Map) || self.mappings.len() as u64 >= self.mappings_max {
             return false;
         }
         assert!(self.pieces[piece].held, "mapped after its release");
@@ -204,13 +237,17 @@ impl SlowDevice {
     }
 
     /// One call for a range that is mapped from end to end.
-    pub(super) fn unmap(&mut self, address: u64, bytes: u64) {
+    pub(super) fn unmap(&mut self, address: u64, bytes: u64) -> bool {
         assert!(bytes > 0, "an empty range");
+        if self.fails(DeviceCall::Unmap) {
+            return false;
+        }
         for unit in 0..bytes / UNIT {
             let piece = self.mappings.remove(&(address + unit * UNIT)).expect("mapped");
             self.pieces[piece].mappings -= 1;
             self.drop_if_unused(piece);
         }
         self.succeed(DeviceCall::Unmap);
+        true
     }
 }

@@ -23,11 +23,18 @@ pub(super) struct Replayed {
     pub(super) log: Vec<(u64, Done)>,
 }
 
+/// The device that the header of a trace describes.
+pub(super) fn device_of(trace: &Trace) -> SlowDevice {
+    let device = &trace.header.device;
+    SlowDevice::new(device.capacity_bytes, &trace.header.faults)
+        .capped(device.address_bytes_max, device.mappings_max)
+}
+
 /// Takes a trace through a fresh model.
 pub(super) fn replay(trace: &Trace, settings: &Settings) -> Replayed {
     let mut settings = settings.clone();
     settings.limit = settings.limit.or(trace.header.limit_bytes);
-    let device = SlowDevice::new(trace.header.device.capacity_bytes, &trace.header.faults);
+    let device = device_of(trace);
     let mut run = Replayed {
         model: Model::new(settings, device),
         peaks: Levels::default(),
@@ -110,22 +117,29 @@ impl Replayed {
             stitched_bytes_peak,
             stitch_reuses,
             stitch_evictions,
+            forgotten_bytes,
             segment_allocs,
             segment_frees,
             alloc_retries,
             ooms,
         } = self.model.counters;
-        BTreeMap::from([
+        let quirks = self.model.quirks();
+        let mut counters = BTreeMap::from([
             ("stitches", stitches),
             ("stitched_bytes", self.model.stitched_bytes()),
             ("stitched_bytes_peak", stitched_bytes_peak),
             ("stitch_reuses", stitch_reuses),
             ("stitch_evictions", stitch_evictions),
-            ("segment_allocs", segment_allocs),
+            ("segment_allocs", segment_allocs + if quirks { stitches } else { 0 }),
             ("segment_frees", segment_frees),
             ("alloc_retries", alloc_retries),
             ("ooms", ooms),
-        ])
+        ]);
+        if quirks {
+            let drifted_bytes = self.model.stitched_bytes() + forgotten_bytes;
+            counters.insert("stitched_bytes_drifted", drifted_bytes);
+        }
+        counters
     }
 
     /// The part of the JSON result that the model knows.
