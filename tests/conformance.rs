@@ -93,7 +93,10 @@ fn options(capacity_mib: u64) -> RunOptions {
 
 /// Allocators with parameters under which they are something else. The stitching ones stitch what
 /// these programs ask for.
-const VARIANTS: [&str; 6] = [
+const VARIANTS: [&str; 9] = [
+    "stitch+policy=best",
+    "stitch+policy=best+piece=2MiB+slack=0+view_limit=0",
+    "stitch+policy=best+piece=32MiB+slack=1",
     "stitch+policy=shipped",
     "stitch+frag_limit=2MiB",
     "stitch+frag_limit=20MiB+split_limit=20MiB+stitch_limit=200MiB",

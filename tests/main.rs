@@ -1,5 +1,6 @@
 //! All integration tests, in one binary so that linking is paid for once.
 
+mod best;
 mod best_fit;
 mod caching;
 mod caching_faults;

@@ -463,7 +463,11 @@ fn parameters_of_the_other_policy_are_refused_with_the_reason() {
     assert!(said.contains("reuse_limit needs policy=shipped"), "{said}");
     let said = error("stitch+policy=shipped+stitch_limit=1GiB");
     assert!(said.contains("stitch_limit needs policy=paper"), "{said}");
-    assert!(error("stitch+policy=none").contains("expected paper or shipped"));
+    assert!(error("stitch+policy=none").contains("expected paper, shipped or best"));
+    assert!(error("stitch+policy=best+frag_limit=2MiB").contains("it knows: policy, piece"));
+    assert!(error("stitch+policy=best+piece=3MiB").contains("no multiple of 2 MiB"));
+    assert!(error("stitch+policy=best+slack=2").contains("a number from 0 to 1"));
+    assert!(error("stitch+policy=best+view_limit=much").contains("view_limit=much: "));
     assert!(error("stitch+frag_limit=many").contains("frag_limit=many: "));
     assert!(error("stitch+policy=shipped+defrag_level=3").contains("expected 0, 1 or 2"));
     assert!(error("stitch+policy=shipped+reuse_limit=nan").contains("a number of at least 0"));
@@ -538,7 +542,8 @@ fn maps(text: &str, spec: &str) -> u64 {
     observed.result.calls.map
 }
 
-const PERIODIC: [&str; 4] = [
+const PERIODIC: [&str; 5] = [
+    "stitch+policy=best",
     "stitch",
     "stitch+frag_limit=32MiB",
     "stitch+policy=shipped",
@@ -565,7 +570,11 @@ fn training_needs_no_call_from_the_fourth_iteration_on() {
 #[test]
 fn random_periodic_programs_settle() {
     for spec in PERIODIC {
-        let settled = if spec == "stitch+policy=shipped+frag_limit=32MiB" { 3 } else { 8 };
+        let settled = match spec {
+            "stitch+policy=shipped+frag_limit=32MiB" => 3,
+            "stitch+policy=best" => 4,
+            _ => 8,
+        };
         for seed in 0..4 {
             for count in [60, 300] {
                 let maps = |iterations| maps(&periodic(seed, count, iterations), spec);

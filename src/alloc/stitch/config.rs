@@ -67,24 +67,42 @@ const KEYS: [Key; 12] = [
         "paper: smallest block that is stitched, default 128MiB; shipped: smallest request that is, \
          default 512MiB",
     ),
-    ("split_limit", PAPER, "smallest block that is split, default 2MiB"),
-    ("stitch_limit", PAPER, "stitched addresses above this are evicted by last use, 1000GiB"),
-    ("reuse_limit", SHIPPED, "an idle stitched block serves requests down to its size / this, 10"),
-    ("defrag_level", SHIPPED, "stitch 0: before new memory, 1: after it fails, 2: after a flush"),
-    ("auto_gc", SHIPPED, "stitched addresses above which all idle ones go, default 1000GiB"),
-    ("re_alloc", SHIPPED, "true: get the missing part only, and stitch; default false"),
-    ("vmm_defragment", SHIPPED, "false: no chunks and no stitching; default true"),
-    ("quirks", SHIPPED, "true: statistics err as the shipped ones do; default false"),
-    ("max_split_size_mb", SHIPPED, "as PyTorch: blocks of at least this are never split"),
-    ("garbage_collection_threshold", SHIPPED, "as PyTorch: share of the limit, in (0, 1)"),
-    ("roundup_power2_divisions", None, "as PyTorch; sizes above 1 MiB stay multiples of 2 MiB"),
+    ("split_limit", PAPER, "paper: smallest block that is split, default 2MiB"),
+    (
+        "stitch_limit",
+        PAPER,
+        "paper: stitched addresses above this go, the least recently used first, default 1000GiB",
+    ),
+    (
+        "reuse_limit",
+        SHIPPED,
+        "shipped: an idle stitched block serves requests down to its size / this, default 10",
+    ),
+    (
+        "defrag_level",
+        SHIPPED,
+        "shipped: stitch 0: before new memory (default), 1: after it fails, 2: after a flush",
+    ),
+    (
+        "auto_gc",
+        SHIPPED,
+        "shipped: stitched addresses above which all idle ones go, default 1000GiB",
+    ),
+    ("re_alloc", SHIPPED, "shipped: true: get the missing part only, and stitch; default false"),
+    ("vmm_defragment", SHIPPED, "shipped: false: no chunks and no stitching; default true"),
+    ("quirks", SHIPPED, "shipped: true: statistics err as the shipped ones do; default false"),
+    ("max_split_size_mb", SHIPPED, "shipped: as PyTorch: blocks of at least this are never split"),
+    ("garbage_collection_threshold", SHIPPED, "shipped: as PyTorch: share of the limit, in (0, 1)"),
+    (
+        "roundup_power2_divisions",
+        None,
+        "paper, shipped: as PyTorch; sizes above 1 MiB stay multiples of 2 MiB",
+    ),
 ];
 
-/// What `fraglab list` says about the parameters.
+/// What `fraglab list` says about the parameters of both policies.
 pub(super) fn help() -> Vec<(&'static str, &'static str)> {
-    let policy =
-        ("policy", "paper: the published algorithm (default); shipped: the published code");
-    std::iter::once(policy).chain(KEYS.iter().map(|&(key, _, line)| (key, line))).collect()
+    KEYS.iter().map(|&(key, _, line)| (key, line)).collect()
 }
 
 /// The parameters of one specification, as far as they are read.
@@ -153,19 +171,11 @@ impl Reader<'_> {
 }
 
 impl Config {
-    /// Reads the parameters.
+    /// Reads the parameters but for the policy.
     ///
     /// # Errors
     /// A value that is not accepted, and a parameter that the policy does not know.
-    pub(super) fn take(params: &mut Params) -> Result<Config, SpecError> {
-        let policy = match params.take("policy").as_deref() {
-            None | Some("paper") => Policy::Paper,
-            Some("shipped") => Policy::Shipped,
-            Some(other) => {
-                let message = format!("policy={other}: expected paper or shipped");
-                return Err(params.value_error(message));
-            }
-        };
+    pub(super) fn take(params: &mut Params, policy: Policy) -> Result<Config, SpecError> {
         let frag_limit_bytes = match policy {
             Policy::Paper => 128 * MIB,
             Policy::Shipped => 512 * MIB,

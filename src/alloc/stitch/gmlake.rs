@@ -143,8 +143,12 @@ impl Gmlake {
     ///
     /// # Errors
     /// A value that is not accepted, and a parameter that the policy does not know.
-    pub(super) fn build(mut params: Params, inputs: &BuildInputs) -> Result<Gmlake, SpecError> {
-        let config = Config::take(&mut params)?;
+    pub(super) fn build(
+        mut params: Params,
+        inputs: &BuildInputs,
+        policy: Policy,
+    ) -> Result<Gmlake, SpecError> {
+        let config = Config::take(&mut params, policy)?;
         params.finish()?;
         let limit_bytes = inputs.limit_bytes.or(inputs.recorded_limit_bytes);
         let mut streams: Vec<StreamId> =

@@ -53,6 +53,7 @@
 //! to another allocator. Private pools (B12) are ignored: there is one pool a stream and kind.
 //! Events count as complete when they are asked for (spec 3.6).
 
+mod best;
 mod blocks;
 mod check;
 mod chunks;
@@ -68,18 +69,27 @@ mod tests;
 
 use super::spec::{Params, SpecError};
 use super::{Allocator, BuildInputs, Env, Handle, LayoutBlock, Levels, OutOfMemory, Request};
+use best::Best;
+use config::Policy;
 use gmlake::Gmlake;
 
 /// The allocator that is registered: one of several that stitch.
 #[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "there is one a replay, called at every event")]
 pub enum Stitch {
     /// GMLake, as published or as shipped.
     Gmlake(Gmlake),
+    /// Our own.
+    Best(Best),
 }
 
 /// What `fraglab list` says about the parameters.
 pub(super) fn parameter_help() -> Vec<(&'static str, &'static str)> {
-    config::help()
+    let policy = (
+        "policy",
+        "paper: GMLake's published algorithm (default); shipped: its published code; best: our own",
+    );
+    [vec![policy], config::help(), best::help()].concat()
 }
 
 impl Stitch {
@@ -87,8 +97,17 @@ impl Stitch {
     ///
     /// # Errors
     /// A value that is not accepted, and a parameter that the policy does not know.
-    pub fn build(params: Params, inputs: &BuildInputs) -> Result<Stitch, SpecError> {
-        Ok(Stitch::Gmlake(Gmlake::build(params, inputs)?))
+    pub fn build(mut params: Params, inputs: &BuildInputs) -> Result<Stitch, SpecError> {
+        let policy = params.take("policy");
+        Ok(match policy.as_deref() {
+            None | Some("paper") => Stitch::Gmlake(Gmlake::build(params, inputs, Policy::Paper)?),
+            Some("shipped") => Stitch::Gmlake(Gmlake::build(params, inputs, Policy::Shipped)?),
+            Some("best") => Stitch::Best(Best::build(params, inputs)?),
+            Some(other) => {
+                let message = format!("policy={other}: expected paper, shipped or best");
+                return Err(params.value_error(message));
+            }
+        })
     }
 }
 
@@ -97,6 +116,7 @@ macro_rules! delegate {
     ($stitch:expr, $inner:ident => $call:expr) => {
         match $stitch {
             Stitch::Gmlake($inner) => $call,
+            Stitch::Best($inner) => $call,
         }
     };
 }

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use super::Stitch;
 use super::chunks::Run;
 use super::gmlake::Gmlake;
 use super::stitched::Stitched;
@@ -63,7 +64,10 @@ impl Bench {
         let inputs = BuildInputs { stream_handles: vec![0, 256, 512], ..BuildInputs::default() };
         let sim = Sim::new(Some(capacity_mib * MIB), None, Addresses::ascending());
         Bench {
-            stitch: Gmlake::build(Params::new(&spec), &inputs).expect("builds"),
+            stitch: match Stitch::build(Params::new(&spec), &inputs) {
+                Ok(Stitch::Gmlake(stitch)) => stitch,
+                other => panic!("{other:?}"),
+            },
             world: World {
                 device: Faulty::new(sim, faults),
                 ended: VecDeque::new(),
