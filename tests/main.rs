@@ -14,6 +14,7 @@ mod conformance;
 mod costs;
 mod cuts;
 mod generated;
+mod gmlake;
 mod golden;
 mod import;
 mod model;

@@ -149,10 +149,7 @@ impl Gmlake {
                 _ => Some(self.obtain(env, set, missing_bytes, request)?),
             };
             let mut parts = self.gather(&entries, size_bytes);
-            if let Some(at) = extra {
-                self.occupy(at);
-                parts.push(at);
-            }
+            parts.extend(extra);
             if let Some(id) = self.stitch(env, stream_of(set), parts, size_bytes) {
                 self.counters.states[if missing_bytes == 0 { S3 } else { S4 }] += 1;
                 self.evict_to_limit(env);

@@ -1,15 +1,18 @@
 //! Segments: memory that the device gives, and takes back or not.
 //!
 //! ```text
-//!   new        create × N ─> reserve ─> (map, set access) × N        refused half-way: undone
+//!   new        create × N ─> reserve ─> (map, set access) × N        refused half-way: undone,
+//!                            └───────── `shipped`: 8 rounds ┘        and then the chunks too
 //!   release    unmap ─> release × N ─> free the range
 //!                 │          └──────────────┴─ refused: `Remains`, tried again at the next flush
 //!                 └─ refused: the block stays free and usable
 //! ```
 
 use super::blocks::Block;
-use super::chunks::{Bits, CHUNK_BYTES, NO_CHUNK, Run};
+use super::chunks::{CHUNK_BYTES, NO_CHUNK, Run};
+use super::config::Policy;
 use super::gmlake::{Gmlake, LARGE, NONE, SMALL, kind_of, notice, set_of, stream_of};
+use crate::alloc::free_set::Entry;
 use crate::alloc::{Action, ActionKind, BlockState, Env, LayoutBlock, Request};
 use crate::device::sim::UNLIMITED_TOTAL_BYTES;
 use crate::device::{Device, PhysicalHandle};
@@ -23,6 +26,9 @@ const LARGE_SEGMENT_BYTES: u64 = 20 * MIB;
 const OWN_SEGMENT_BYTES: u64 = 10 * MIB;
 /// Attempts to map, with idle stitched blocks destroyed after each (spec 2.1).
 pub(super) const ATTEMPTS: u32 = 3;
+/// Rounds of reserving and mapping within an attempt of the published code (spec 2.1). What failed
+/// once may succeed in the next round (B2 mended).
+const MAPPING_ROUNDS: u32 = 8;
 /// Pool of memory that is held but serves nobody, in layouts.
 const NO_POOL: u32 = 2;
 
@@ -130,22 +136,29 @@ impl Gmlake {
             return None;
         }
         let mut handles = Vec::new();
-        let created = env.device().create_each(CHUNK_BYTES, count, &mut handles);
-        let address = created.and_then(|()| env.device().address_reserve(size_bytes));
-        let Ok(address) = address else {
-            let remains = Remains { range: None, mapped_bytes: 0, handles, segment: None };
-            self.bury(env, remains);
-            return None;
-        };
-        let mut mapped = 0;
-        if env.device().map_each(address, CHUNK_BYTES, &handles, &mut mapped).is_err() {
-            let range = Some((address, size_bytes));
-            let mapped_bytes = mapped as u64 * CHUNK_BYTES;
-            self.bury(env, Remains { range, mapped_bytes, handles, segment: None });
-            return None;
+        if env.device().create_each(CHUNK_BYTES, count, &mut handles).is_ok() {
+            for _ in 0..self.mapping_rounds() {
+                let pieces = std::iter::once(handles.as_slice());
+                match map_round(env.device(), pieces, size_bytes) {
+                    Ok(address) => {
+                        let run = self.chunks.enter(&handles);
+                        return Some(self.enter_segment(env, set, address, size_bytes, run.first));
+                    }
+                    Err(remains) => self.bury_range(env, remains),
+                }
+            }
         }
-        let run = self.chunks.enter(&handles);
-        Some(self.enter_segment(env, set, address, size_bytes, run.first))
+        self.bury(env, Remains { range: None, mapped_bytes: 0, handles, segment: None });
+        None
+    }
+
+    /// How often a range is reserved and mapped before an attempt counts as failed. The paper says
+    /// nothing of repetitions.
+    pub(super) fn mapping_rounds(&self) -> u32 {
+        match self.config.policy {
+            Policy::Paper => 1,
+            Policy::Shipped => MAPPING_ROUNDS,
+        }
     }
 
     /// Enters memory of the device as a segment of one free block, which is in no set.
@@ -194,6 +207,13 @@ impl Gmlake {
         }
     }
 
+    /// [`Self::bury`] for what a round of mapping left, if it left anything.
+    pub(super) fn bury_range<E: Env>(&mut self, env: &mut E, remains: Option<Remains>) {
+        if let Some(remains) = remains {
+            self.bury(env, remains);
+        }
+    }
+
     /// Gives remains back. Says whether nothing is left of them.
     fn give_back<E: Env>(&mut self, env: &mut E, remains: &mut Remains) -> bool {
         if let Some((address, _)) = remains.range
@@ -237,34 +257,41 @@ impl Gmlake {
             self.bury(env, remains);
         }
         for kind in [LARGE, SMALL] {
-            let unsplit = self.unsplit_free(kind);
-            self.release(env, &unsplit);
+            let going = self.releasable(kind);
+            self.release(env, &going);
         }
     }
 
-    /// Free blocks that are whole segments, in the order of their streams, sizes and addresses.
-    pub(super) fn unsplit_free(&self, kind: u32) -> Vec<u32> {
+    /// Free blocks that may be released, in the order of their streams, sizes and addresses.
+    pub(super) fn releasable(&self, kind: u32) -> Vec<u32> {
         let sets = self.streams.iter().map(|&stream| &self.free[set_of(stream, kind) as usize]);
-        let blocks = sets.flat_map(|set| set.iter()).map(|entry| entry.block);
-        blocks.filter(|&at| !self.blocks[at as usize].is_split()).collect()
+        self.may_be_released(sets.flat_map(|set| set.iter()))
     }
 
-    /// Releases free blocks that are whole segments, and before them the idle stitched blocks that
-    /// have chunks of theirs. Those with chunks of a stitched block in use stay. Gives the bytes
-    /// released.
-    pub(super) fn release<E: Env>(&mut self, env: &mut E, unsplit: &[u32]) -> u64 {
-        let runs = unsplit.iter().filter_map(|&at| self.blocks[at as usize].run());
-        let kept = match runs.collect::<Vec<Run>>() {
-            runs if runs.is_empty() => Bits::default(),
-            runs => self.unstitch(env, &runs),
+    /// Of free blocks those that may be released: whole segments, without chunks that a stitched
+    /// block in use has too.
+    pub(super) fn may_be_released(&self, entries: impl Iterator<Item = Entry>) -> Vec<u32> {
+        let kept = self.kept_chunks();
+        let may_go = |&at: &u32| {
+            let block = &self.blocks[at as usize];
+            !block.is_split() && block.run().is_none_or(|run| kept.has_none_of(run))
         };
+        entries.map(|entry| entry.block).filter(may_go).collect()
+    }
+
+    /// Releases free blocks that may be released, in this order, each after the idle stitched blocks
+    /// that have chunks of it (spec 3.4). Gives the bytes released.
+    pub(super) fn release<E: Env>(&mut self, env: &mut E, going: &[u32]) -> u64 {
+        let mut stitched = self.idle_over(going);
         let mut released_bytes = 0;
-        for &at in unsplit {
+        for &at in going {
+            let stitched = stitched.remove(&at).unwrap_or_default();
             let block = self.blocks[at as usize];
-            let released = match block.run() {
-                None => self.free_segment(env, at),
-                Some(run) => kept.has_none_of(run) && self.unmap_segment(env, at, run),
-            };
+            let released = stitched.into_iter().all(|id| self.unstitch(env, id))
+                && match block.run() {
+                    None => self.free_segment(env, at),
+                    Some(run) => self.unmap_segment(env, at, run),
+                };
             released_bytes += if released { block.size_bytes } else { 0 };
         }
         released_bytes
@@ -358,6 +385,28 @@ impl Gmlake {
             state: block.state,
         }
     }
+}
+
+/// A new range of addresses with these pieces behind it, which have `size_bytes`.
+///
+/// # Errors
+/// What is left of the range if the device refused a call; nothing if it had no addresses.
+pub(super) fn map_round<'a, D: Device>(
+    device: &mut D,
+    pieces: impl Iterator<Item = &'a [PhysicalHandle]>,
+    size_bytes: u64,
+) -> Result<u64, Option<Remains>> {
+    let address = device.address_reserve(size_bytes).map_err(|_| None)?;
+    let mut mapped = 0;
+    for handles in pieces {
+        let at = address + mapped as u64 * CHUNK_BYTES;
+        if device.map_each(at, CHUNK_BYTES, handles, &mut mapped).is_err() {
+            let range = Some((address, size_bytes));
+            let mapped_bytes = mapped as u64 * CHUNK_BYTES;
+            return Err(Some(Remains { range, mapped_bytes, handles: Vec::new(), segment: None }));
+        }
+    }
+    Ok(address)
 }
 
 /// A log entry about a segment or a stitched range.

@@ -147,6 +147,9 @@ impl Gmlake {
                 }
                 let missing_bytes = size_bytes.checked_sub(free_bytes).filter(|&it| it > 0)?;
                 let at = self.obtain(env, set, segment_bytes_for(missing_bytes), request)?;
+                if self.blocks[at as usize].size_bytes >= size_bytes {
+                    return Some(Found::Primitive(at));
+                }
                 self.pool(at);
                 let stitched = self.stitch_free(env, LEVEL_AFTER_SHORTFALL, set, size_bytes);
                 return stitched.map(Found::Stitched);
@@ -168,20 +171,19 @@ impl Gmlake {
             0 | 1 if wanted_bytes > 0 => wanted_bytes.saturating_mul(4 << (2 * level)),
             _ => u64::MAX,
         };
+        let (fragmented, free): (Vec<_>, Vec<_>) =
+            self.streams.iter().map(|&stream| self.idle_by_event(stream)).unzip();
         let mut gone_bytes = 0u64;
-        for stream in self.streams.clone() {
-            let (fragmented, free) = self.idle_by_event(stream);
-            for id in fragmented {
+        for ids in fragmented {
+            for id in ids {
                 gone_bytes += self.destroyed_bytes(env, id);
                 if gone_bytes >= enough_bytes {
                     break;
                 }
             }
-            if level >= 1 {
-                for id in free {
-                    gone_bytes += self.destroyed_bytes(env, id);
-                }
-            }
+        }
+        for id in free.into_iter().flatten().filter(|_| level >= 1) {
+            gone_bytes += self.destroyed_bytes(env, id);
         }
         gone_bytes
     }
@@ -211,7 +213,7 @@ impl Gmlake {
         let now = self.searches[LARGE as usize];
         let age = |base: u32| u64::from(now.wrapping_sub(base));
         let aged = |&at: &u32| (at, age(self.blocks[at as usize].gc_base));
-        let mut candidates: Vec<(u32, u64)> = self.unsplit_free(LARGE).iter().map(aged).collect();
+        let mut candidates: Vec<(u32, u64)> = self.releasable(LARGE).iter().map(aged).collect();
         let mut age_sum: u64 = candidates.iter().map(|&(_, age)| age).sum();
         let mut reclaimed_bytes = 0;
         let mut released_any = true;
@@ -232,29 +234,25 @@ impl Gmlake {
         }
     }
 
-    /// Releases oversize blocks that make room for this request (spec 2.4, 7). What is split, or
-    /// has chunks of a stitched block in use, stays.
+    /// Releases oversize blocks that make room for this request (spec 2.4, 7): the smallest that is
+    /// large enough, or the largest ones until they are enough together. Stock PyTorch never splits
+    /// such blocks. Stitching does; what may not be released is passed over.
     fn release_targeted<E: Env>(&mut self, env: &mut E, set: u32, size_bytes: u64) -> bool {
         let split_limit_bytes = self.config.torch.max_split_size_bytes;
         let key_bytes = size_bytes.max(split_limit_bytes);
-        if let Some(fit) = self.free[set as usize].first_fit(key_bytes) {
-            return self.release_oversize(env, fit) > 0;
+        let oversize = self.free[set as usize].at_least(split_limit_bytes);
+        let going = self.may_be_released(oversize);
+        let fits = |&&at: &&u32| self.blocks[at as usize].size_bytes >= key_bytes;
+        if let Some(&fit) = going.iter().find(fits) {
+            return self.release(env, &[fit]) > 0;
         }
-        let below: Vec<Entry> = self.free[set as usize].at_least(split_limit_bytes).collect();
         let mut released_bytes = 0;
-        for entry in below.into_iter().rev() {
+        for &at in going.iter().rev() {
             if released_bytes >= key_bytes {
                 break;
             }
-            released_bytes += self.release_oversize(env, entry);
+            released_bytes += self.release(env, &[at]);
         }
         released_bytes >= key_bytes
-    }
-
-    fn release_oversize<E: Env>(&mut self, env: &mut E, entry: Entry) -> u64 {
-        if self.blocks[entry.block as usize].is_split() {
-            return 0;
-        }
-        self.release(env, &[entry.block])
     }
 }

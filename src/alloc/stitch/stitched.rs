@@ -9,11 +9,13 @@
 //! they cannot be split or merged meanwhile. Idle, it has nothing but its runs of chunks, and
 //! whatever primitive blocks they belong to at the time are cut to measure when it is taken.
 
+use std::collections::BTreeMap;
+
 use super::chunks::{Bits, CHUNK_BYTES, Chunks, Run};
 use super::config::Policy;
 use super::gmlake::Gmlake;
 use super::idle::IdleSet;
-use super::segments::{ATTEMPTS, Remains, segment_action};
+use super::segments::{ATTEMPTS, Remains, map_round, segment_action};
 use crate::alloc::free_set::Entry;
 use crate::alloc::{Action, ActionKind, BlockState, Env};
 use crate::device::Device;
@@ -48,8 +50,8 @@ impl Stitched {
 }
 
 impl Gmlake {
-    /// Takes free blocks out of their set and makes them busy, the last one cut so that together
-    /// they have `size_bytes`.
+    /// Takes free blocks out of their set, the last one cut so that together they have
+    /// `size_bytes`.
     pub(super) fn gather(&mut self, entries: &[Entry], size_bytes: u64) -> Vec<u32> {
         let mut left_bytes = size_bytes;
         let mut parts = Vec::with_capacity(entries.len() + 1);
@@ -61,14 +63,14 @@ impl Gmlake {
                 self.pool(rest);
             }
             left_bytes -= self.blocks[at as usize].size_bytes;
-            self.occupy(at);
             parts.push(at);
         }
         parts
     }
 
-    /// Makes a stitched block of busy primitive blocks of one stream; they are its parts. If it
-    /// cannot be mapped they are free again, merged as they were.
+    /// Makes a stitched block of free primitive blocks of one stream that are in no set; they are
+    /// its parts and become busy once it is mapped (spec 2.6, 6). If it cannot be mapped they are
+    /// back in their sets, merged as they were (B1).
     pub(super) fn stitch<E: Env>(
         &mut self,
         env: &mut E,
@@ -79,12 +81,10 @@ impl Gmlake {
         let runs = parts.iter().filter_map(|&at| self.blocks[at as usize].run());
         let runs: Vec<Run> = runs.collect();
         let Some(address) = self.map_runs(env, &runs, size_bytes) else {
-            for at in parts {
-                self.vacate(at);
-                self.merge_into_pool(at);
-            }
+            parts.into_iter().for_each(|at| self.merge_into_pool(at));
             return None;
         };
+        parts.iter().for_each(|&at| self.occupy(at));
         let events = parts.iter().map(|&at| self.blocks[at as usize].event);
         let stitched = Stitched {
             address,
@@ -115,8 +115,7 @@ impl Gmlake {
     }
 
     /// A range of addresses with these chunks behind it. After each attempt that fails idle
-    /// stitched blocks are destroyed, more every time (spec 2.6, 5; one attempt is one range, so
-    /// that a single failure costs no more than one: B2).
+    /// stitched blocks are destroyed, more every time (spec 2.6, 5).
     fn map_runs<E: Env>(&mut self, env: &mut E, runs: &[Run], size_bytes: u64) -> Option<u64> {
         for level in 0..ATTEMPTS {
             if let Some(address) = self.try_map_runs(env, runs, size_bytes) {
@@ -128,25 +127,14 @@ impl Gmlake {
     }
 
     fn try_map_runs<E: Env>(&mut self, env: &mut E, runs: &[Run], size_bytes: u64) -> Option<u64> {
-        let device = env.device();
-        let address = device.address_reserve(size_bytes).ok()?;
-        let mut mapped = 0;
-        let mut at = address;
-        for &run in runs {
-            let handles = self.chunks.handles(run);
-            if device.map_each(at, CHUNK_BYTES, handles, &mut mapped).is_err() {
-                let remains = Remains {
-                    range: Some((address, size_bytes)),
-                    mapped_bytes: mapped as u64 * CHUNK_BYTES,
-                    handles: Vec::new(),
-                    segment: None,
-                };
-                self.bury(env, remains);
-                return None;
+        for _ in 0..self.mapping_rounds() {
+            let pieces = runs.iter().map(|&run| self.chunks.handles(run));
+            match map_round(env.device(), pieces, size_bytes) {
+                Ok(address) => return Some(address),
+                Err(remains) => self.bury_range(env, remains),
             }
-            at += u64::from(run.count) * CHUNK_BYTES;
         }
-        Some(address)
+        None
     }
 
     /// Takes an idle stitched block, whose first `size_bytes` are free: the primitive blocks behind
@@ -231,31 +219,45 @@ impl Gmlake {
         true
     }
 
-    /// Destroys the idle stitched blocks that have chunks of free segments which are to go. Gives
-    /// the chunks that must stay: those that a stitched block in use has in its unused tail (B4),
-    /// and those of blocks that could not be destroyed.
-    pub(super) fn unstitch<E: Env>(&mut self, env: &mut E, going: &[Run]) -> Bits {
+    /// Destroys an idle stitched block that has chunks of a segment which is to go, unless it went
+    /// before. Says whether it is gone.
+    pub(super) fn unstitch<E: Env>(&mut self, env: &mut E, id: u32) -> bool {
+        let Stitched { ref runs, size_bytes, .. } = self.stitched[id as usize];
+        if runs.is_empty() {
+            return true;
+        }
+        let gone = self.destroy(env, id);
+        self.counters.forgotten_bytes += if gone { size_bytes } else { 0 };
+        gone
+    }
+
+    /// The idle stitched blocks that have chunks of these free blocks, which are whole segments: by
+    /// block, in the order in which the published code meets them (spec 3.4: chunk by chunk, and
+    /// at a chunk the oldest first).
+    pub(super) fn idle_over(&self, going: &[u32]) -> BTreeMap<u32, Vec<u32>> {
+        let mut met: BTreeMap<u32, Vec<(u32, u32, u32)>> =
+            going.iter().map(|&at| (at, Vec::new())).collect();
+        for id in self.idle_ids() {
+            let stitched = &self.stitched[id as usize];
+            for run in &stitched.runs {
+                if let Some(met) = met.get_mut(&self.chunks.block_of(run.first)) {
+                    met.push((run.first, stitched.ordinal, id));
+                }
+            }
+        }
+        let ids = met.into_iter().map(|(at, mut met)| {
+            met.sort_unstable();
+            (at, met.into_iter().map(|(_, _, id)| id).collect())
+        });
+        ids.collect()
+    }
+
+    /// The chunks that stitched blocks in use have in their unused tails: as long as they are
+    /// mapped there, the device would not get them back (B4).
+    pub(super) fn kept_chunks(&self) -> Bits {
         let mut kept = Bits::for_count(self.chunks.len());
         for stitched in self.stitched.iter().filter(|it| it.state != BlockState::Free) {
             self.unused_tail(stitched).for_each(|run| kept.set(run));
-        }
-        let mut marked = Bits::for_count(self.chunks.len());
-        for &run in going.iter().filter(|&&run| kept.has_none_of(run)) {
-            marked.set(run);
-        }
-        let touched = |id: &u32| {
-            let runs = &self.stitched[*id as usize].runs;
-            runs.iter().any(|&run| !marked.has_none_of(run))
-        };
-        let mut ids: Vec<u32> = self.idle_ids().filter(touched).collect();
-        ids.sort_by_key(|&id| self.stitched[id as usize].ordinal);
-        for id in ids {
-            let size_bytes = self.stitched[id as usize].size_bytes;
-            if self.destroy(env, id) {
-                self.counters.forgotten_bytes += size_bytes;
-            } else {
-                self.stitched[id as usize].runs.iter().for_each(|&run| kept.set(run));
-            }
         }
         kept
     }

@@ -171,7 +171,8 @@ fn g4_counts_used_and_free_chunks() {
 #[test]
 fn g14_rolls_back_to_the_same_layout() {
     let call = DeviceCall::AddressReserve;
-    let faults = (3..=20).map(|nth| Fault { call, when: FaultWhen::Nth(nth) }).collect();
+    // Three attempts at three levels and two new segments, each in 8 rounds.
+    let faults = (3..3 + 88).map(|nth| Fault { call, when: FaultWhen::Nth(nth) }).collect();
     let mut bench = Bench::new("stitch+policy=shipped+frag_limit=2MiB", 4000, faults);
     scattered(&mut bench);
     let before = bench.layout();
