@@ -22,4 +22,5 @@ mod readme;
 mod recordings;
 mod starts;
 mod stitch;
+mod strategies;
 mod trace_files;
