@@ -23,4 +23,5 @@ mod readme;
 mod recordings;
 mod starts;
 mod stitch;
+mod strategies;
 mod trace_files;
