@@ -213,7 +213,8 @@ fn csv_holds_the_raw_numbers_of_the_json() {
     let output = fraglab(&[&["compare", "--format", "csv"], &args[..]].concat());
     assert_code(&output, 0);
     let csv = stdout(&output);
-    let head = "trace,allocator,profile,capacity_bytes,limit_bytes,status,requested_bytes_peak,\
+    let head = "trace,allocator,profile,capacity_bytes,limit_bytes,address_bytes_max,mappings_max,\
+                status,requested_bytes_peak,\
                 allocated_bytes_peak,active_bytes_peak,reserved_bytes_peak,excess_bytes,\
                 fragmentation,utilization,active_utilization,waste_removed,device_calls,\
                 address_bytes_peak,mappings_peak,allocator_device_ns,recorded_ns,simulated_ns,time_share,smallest_capacity_bytes,\
@@ -311,10 +312,47 @@ fn where_no_capacity_is_enough_the_row_says_why() {
     assert_code(&output, 0);
     let words = stdout(&output).split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(words.contains("no smallest capacity: refused on a device without end"), "{words}");
+    assert!(words.contains("limit 50 MiB; give a larger --limit"), "{words}");
+    assert!(!words.contains("the device refused"), "{words}");
     let row = rows(&[&trace, "--alloc", "native"]).remove(0);
     assert_eq!(row["smallest_capacity"]["capacity_bytes"], Value::Null);
     assert_eq!(row["smallest_capacity"]["over_requested"], Value::Null);
     assert!(row["smallest_capacity"]["message"].is_string());
+}
+
+/// 100 MiB are 5 pages of an expandable segment, and 2 GiB more than 1 GiB of addresses.
+#[test]
+fn a_refusal_by_a_cap_names_call_and_cap() {
+    let folder = Folder::new();
+    let trace = folder.file("large.txt", "alloc a 100MiB\nalloc b 2GiB\n");
+    let cases = [
+        ("expandable", "--mappings", "3", "map (no mapping left)", "at most 3 mappings"),
+        (
+            "native",
+            "--address-space",
+            "1GiB",
+            "malloc (no addresses left for 2 GiB)",
+            "1 GiB of addresses",
+        ),
+    ];
+    for (alloc, cap, size, call, bound) in cases {
+        let args = [&*trace, "--alloc", alloc, cap, size];
+        let row = rows(&args).remove(0);
+        assert_eq!(row["outcome"]["refused_call"], call);
+        for path in ["/outcome/message", "/smallest_capacity/message"] {
+            let message = row.pointer(path).and_then(Value::as_str).expect("a message");
+            assert!(message.contains(&format!("the device refused {call}, {bound}")), "{message}");
+            assert!(!message.contains("--limit"), "{message}");
+        }
+        let screen = stdout(&fraglab(&[&["compare"], &args[..]].concat()));
+        let words = screen.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert_eq!(words.matches(&format!("the device refused {call}")).count(), 2, "{words}");
+        assert_eq!(words.matches(bound).count(), 3, "in the head and in both notes: {words}");
+        let csv = stdout(&fraglab(&[&["compare", "--format", "csv"], &args[..]].concat()));
+        let caps = [column(&csv, "address_bytes_max"), column(&csv, "mappings_max")].concat();
+        let expected = if cap == "--mappings" { ["", "3"] } else { ["1073741824", ""] };
+        assert_eq!(caps, expected);
+    }
 }
 
 #[test]

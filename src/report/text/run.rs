@@ -189,12 +189,7 @@ pub(super) fn setup(
         printable(&device.profile),
         if device.profile_derived { " (derived)" } else { "" }
     )];
-    if let Some(bytes) = device.address_bytes_max {
-        parts.push(format!("{} of addresses", Bytes(bytes)));
-    }
-    if let Some(count) = device.mappings_max {
-        parts.push(format!("at most {}", counted(count, "mapping")));
-    }
+    parts.extend(device.caps());
     if let Some(settings) = settings.filter(|settings| !settings.is_empty()) {
         parts.push(format!("settings {}", printable(settings)));
     }
@@ -330,7 +325,8 @@ fn start(result: &RunResult) -> String {
 
 /// `event 4,012 asked for 1.95 GiB: largest hole 120 MiB, reserved peak 38.49 GiB, capacity ...`
 fn oom(result: &RunResult) -> String {
-    let Outcome { event_index, requested_bytes, largest_hole_bytes, .. } = result.outcome;
+    let Outcome { event_index, requested_bytes, largest_hole_bytes, ref refused_call, .. } =
+        result.outcome;
     let mut text = match event_index {
         Some(event) => format!("event {}", grouped(event)),
         None => "a request".to_owned(),
@@ -343,12 +339,14 @@ fn oom(result: &RunResult) -> String {
         parts.push(format!("largest hole {}", Bytes(bytes)));
     }
     parts.push(format!("reserved peak {}", Bytes(result.peaks.reserved_bytes_peak)));
+    parts.extend(refused_call.as_ref().map(|call| format!("the device refused {call}")));
     if let Some(bytes) = result.device.capacity_bytes {
         parts.push(format!("capacity {}", Bytes(bytes)));
     }
     if let Some(bytes) = result.allocator.limit_bytes {
         parts.push(format!("limit {}", Bytes(bytes)));
     }
+    parts.extend(result.device.caps());
     let refusals = result.counters.get("ooms").copied().unwrap_or(1);
     if refusals > 1 {
         parts.push(format!("{} requests refused in all", grouped(refusals)));
@@ -409,6 +407,7 @@ pub(crate) mod tests {
                 event_index: None,
                 requested_bytes: None,
                 largest_hole_bytes: None,
+                refused_call: None,
                 message: None,
             },
             peaks: Peaks {
