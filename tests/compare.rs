@@ -213,7 +213,8 @@ fn csv_holds_the_raw_numbers_of_the_json() {
     let output = fraglab(&[&["compare", "--format", "csv"], &args[..]].concat());
     assert_code(&output, 0);
     let csv = stdout(&output);
-    let head = "trace,allocator,profile,capacity_bytes,limit_bytes,status,requested_bytes_peak,\
+    let head = "trace,allocator,profile,capacity_bytes,limit_bytes,address_bytes_max,mappings_max,\
+                status,requested_bytes_peak,\
                 allocated_bytes_peak,active_bytes_peak,reserved_bytes_peak,excess_bytes,\
                 fragmentation,utilization,active_utilization,waste_removed,device_calls,\
                 address_bytes_peak,mappings_peak,allocator_device_ns,recorded_ns,simulated_ns,time_share,smallest_capacity_bytes,\
@@ -248,15 +249,17 @@ fn csv_holds_the_raw_numbers_of_the_json() {
 }
 
 #[test]
-fn markdown_is_one_table_of_all_traces() {
+fn markdown_is_one_table_of_all_traces_with_a_unit_a_column() {
     let folder = Folder::new();
     let one = folder.file("one.txt", GROWING);
     let two = folder.file("two.txt", "alloc a 6MiB\n");
     let output = fraglab(&["compare", &one, &two, "--alloc", "caching", "--format", "md"]);
     assert_code(&output, 0);
     let text = stdout(&output);
+    assert!(text.ends_with("|\n\n- costs of h200\n"), "{text}");
     let lines: Vec<Vec<&str>> = text
         .lines()
+        .filter(|line| line.starts_with('|'))
         .map(|line| line.trim_matches('|').split('|').map(str::trim).collect())
         .collect();
     assert_eq!(lines.len(), 4, "{text}");
@@ -267,12 +270,54 @@ fn markdown_is_one_table_of_all_traces() {
         lines[row][at]
     };
     assert_eq!((cell(2, "trace"), cell(3, "trace")), ("one", "two"));
-    assert_eq!((cell(2, "capacity"), cell(3, "capacity")), ("1 GiB", "unlimited"));
-    assert_eq!(cell(2, "reserved peak"), "200 MiB");
+    assert_eq!((cell(2, "capacity GiB"), cell(3, "capacity GiB")), ("1.00", "unlimited"));
+    assert_eq!(cell(2, "reserved peak MiB"), "200.00");
     // A request of 1 to 10 MiB takes a segment of 20 MiB.
-    assert_eq!(cell(3, "reserved peak"), "20 MiB");
-    assert_eq!(cell(3, "smallest capacity"), "20 MiB");
-    assert_eq!(cell(3, "over requested"), "14 MiB");
+    assert_eq!(cell(3, "reserved peak MiB"), "20.00");
+    assert_eq!(cell(3, "smallest capacity MiB"), "20.00");
+    assert_eq!(cell(3, "over requested MiB"), "14.00");
+}
+
+/// On 120 MiB the 128 of `ROUNDED` do not fit: its peaks are those of a run without its end.
+#[test]
+fn a_row_that_was_refused_shows_no_excess_and_markdown_says_why() {
+    let folder = Folder::new();
+    let trace = folder.file("growing.txt", GROWING);
+    let args = ["compare", &trace, "--alloc", &format!("caching,{ROUNDED}")];
+    let args = [&args[..], &["--capacity", "120MiB,220MiB", "--profile", "a100-80g"]].concat();
+    let screen = stdout(&fraglab(&args));
+    let row = screen.lines().find(|line| line.contains(" oom ")).expect("a row");
+    // Capacity, status, reserved, excess, frag, util, waste.
+    let cells: Vec<&str> = row.split_whitespace().skip_while(|cell| *cell != "120.00").collect();
+    assert_eq!(cells[..7], ["120.00", "oom", "112.00", "-", "-", "-", "-"], "{screen}");
+    let text = stdout(&fraglab(&[&args[..], &["--format", "md"]].concat()));
+    let (table, notes) = text.split_once("\n\n").expect("a list below the table");
+    let row = table.lines().find(|line| line.contains(" oom ")).expect("a row");
+    let begin = format!("| growing | {ROUNDED} | 120.00 | oom | 100.00 | 112.00 | - | - | - | - |");
+    assert!(row.starts_with(&begin), "{row}");
+    let notes: Vec<&str> = notes.lines().collect();
+    assert_eq!(notes[0], "- costs of a100-80g (derived)");
+    let begin = format!("- growing, {ROUNDED}, 120 MiB: event 4 asked for 100 MiB: largest hole ");
+    assert!(notes[1].starts_with(&begin), "{notes:?}");
+    assert_eq!(notes.len(), 2, "{notes:?}");
+    let raw = stdout(&fraglab(&[&args[..], &["--format", "csv", "--sort", "given"]].concat()));
+    assert_eq!(column(&raw, "excess_bytes")[1], (52 << 20).to_string(), "112 - 60 MiB");
+}
+
+/// 200 MiB hold the 80 beside the 40, 50 do not.
+#[test]
+fn what_the_recorded_run_was_refused_is_told() {
+    let folder = Folder::new();
+    let trace = folder.file("refused.txt", "limit 200MiB\nalloc a 40MiB\nattempt b 80MiB\n");
+    let said = "the recorded run was refused 80 MiB at event 1 of 2; ok means that it is met here";
+    let screen = stdout(&fraglab(&["compare", &trace, "--alloc", "native"]));
+    let words = screen.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(words.contains(said), "{words}");
+    let text = stdout(&fraglab(&["compare", &trace, "--alloc", "native", "--format", "md"]));
+    assert!(text.contains(&format!("\n- refused: {said}")), "{text}");
+    let trace = folder.file("limited.txt", "limit 50MiB\nalloc a 40MiB\nattempt b 80MiB\n");
+    let screen = stdout(&fraglab(&["compare", &trace, "--alloc", "native"]));
+    assert!(!screen.contains("ok means"), "{screen}");
 }
 
 #[test]
@@ -311,10 +356,47 @@ fn where_no_capacity_is_enough_the_row_says_why() {
     assert_code(&output, 0);
     let words = stdout(&output).split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(words.contains("no smallest capacity: refused on a device without end"), "{words}");
+    assert!(words.contains("limit 50 MiB; give a larger --limit"), "{words}");
+    assert!(!words.contains("the device refused"), "{words}");
     let row = rows(&[&trace, "--alloc", "native"]).remove(0);
     assert_eq!(row["smallest_capacity"]["capacity_bytes"], Value::Null);
     assert_eq!(row["smallest_capacity"]["over_requested"], Value::Null);
     assert!(row["smallest_capacity"]["message"].is_string());
+}
+
+/// 100 MiB are 5 pages of an expandable segment, and 2 GiB more than 1 GiB of addresses.
+#[test]
+fn a_refusal_by_a_cap_names_call_and_cap() {
+    let folder = Folder::new();
+    let trace = folder.file("large.txt", "alloc a 100MiB\nalloc b 2GiB\n");
+    let cases = [
+        ("expandable", "--mappings", "3", "map (no mapping left)", "at most 3 mappings"),
+        (
+            "native",
+            "--address-space",
+            "1GiB",
+            "malloc (no addresses left for 2 GiB)",
+            "1 GiB of addresses",
+        ),
+    ];
+    for (alloc, cap, size, call, bound) in cases {
+        let args = [&*trace, "--alloc", alloc, cap, size];
+        let row = rows(&args).remove(0);
+        assert_eq!(row["outcome"]["refused_call"], call);
+        for path in ["/outcome/message", "/smallest_capacity/message"] {
+            let message = row.pointer(path).and_then(Value::as_str).expect("a message");
+            assert!(message.contains(&format!("the device refused {call}, {bound}")), "{message}");
+            assert!(!message.contains("--limit"), "{message}");
+        }
+        let screen = stdout(&fraglab(&[&["compare"], &args[..]].concat()));
+        let words = screen.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert_eq!(words.matches(&format!("the device refused {call}")).count(), 2, "{words}");
+        assert_eq!(words.matches(bound).count(), 3, "in the head and in both notes: {words}");
+        let csv = stdout(&fraglab(&[&["compare", "--format", "csv"], &args[..]].concat()));
+        let caps = [column(&csv, "address_bytes_max"), column(&csv, "mappings_max")].concat();
+        let expected = if cap == "--mappings" { ["", "3"] } else { ["1073741824", ""] };
+        assert_eq!(caps, expected);
+    }
 }
 
 #[test]

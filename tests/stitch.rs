@@ -464,11 +464,25 @@ fn parameters_of_the_other_policy_are_refused_with_the_reason() {
     let said = error("stitch+policy=shipped+stitch_limit=1GiB");
     assert!(said.contains("stitch_limit needs policy=paper"), "{said}");
     assert!(error("stitch+policy=none").contains("expected paper, shipped or best"));
-    assert!(error("stitch+policy=best+frag_limit=2MiB").contains("it knows: policy, piece"));
+    let said = error("stitch+policy=best+frag_limit=2MiB");
+    assert!(
+        said.ends_with("frag_limit needs policy=paper or shipped, this is policy=best"),
+        "{said}"
+    );
+    let said = error("stitch+piece=2MiB");
+    assert!(said.ends_with("piece needs policy=best, this is policy=paper"), "{said}");
+    assert!(error("stitch+policy=best+colour=red").contains("it knows: policy, piece"));
     assert!(error("stitch+policy=best+piece=3MiB").contains("no multiple of 2 MiB"));
     assert!(error("stitch+policy=best+slack=2").contains("a number from 0 to 1"));
     assert!(error("stitch+policy=best+view_limit=much").contains("view_limit=much: "));
     assert!(error("stitch+frag_limit=many").contains("frag_limit=many: "));
+    let said = error("stitch+frag_limit=128");
+    assert!(
+        said.ends_with(
+            "frag_limit=128: 128 bytes are less than a chunk: give a unit, as in 128MiB"
+        )
+    );
+    assert!(error("stitch+policy=best+view_limit=32").contains("give a unit"));
     assert!(error("stitch+policy=shipped+defrag_level=3").contains("expected 0, 1 or 2"));
     assert!(error("stitch+policy=shipped+reuse_limit=nan").contains("a number of at least 0"));
     assert!(error("stitch+policy=shipped+max_split_size_mb=1").contains("at least 20"));

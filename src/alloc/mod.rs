@@ -2,11 +2,15 @@
 //!
 //! # Adding an allocator
 //!
-//! 1. Write `src/alloc/NAME.rs` with a type that implements [`Allocator`].
+//! 1. Write `src/alloc/NAME.rs` with a type that implements [`Allocator`], and add `pub mod NAME;`
+//!    below. `native.rs` is the small one to copy; `best_fit.rs` shows one that cuts memory up.
 //! 2. Give it `build(params, inputs)` that takes every parameter it knows with
 //!    [`Params::take`](spec::Params::take) and ends with [`Params::finish`](spec::Params::finish),
 //!    so that unknown ones are refused.
-//! 3. Add one line to `allocators!` in `src/alloc/registry.rs`.
+//! 3. Write [`Allocator::check_invariants`] if it keeps anything twice: tests and `--paranoid` call
+//!    it after every event, and it finds what the contract below cannot see.
+//! 4. In `src/alloc/registry.rs` add the `use` and one line to `allocators!`.
+//! 5. Add a row to the table of allocators in `README.md`.
 //!
 //! The conformance suite (`tests/conformance.rs`) runs on every registered allocator; nothing else
 //! has to be written for the command line, the results or the figures.

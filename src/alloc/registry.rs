@@ -54,10 +54,28 @@ macro_rules! allocators {
                 _ => Err(SpecError::UnknownAllocator {
                     name: spec.name.clone(),
                     known: list().iter().map(|info| info.name).collect::<Vec<_>>().join(", "),
+                    hint: hint(&spec.name),
                 }),
             }
         }
     };
+}
+
+/// What may be meant by a name that no allocator has: a name of its origin, or an option of
+/// PyTorch's allocator.
+fn hint(name: &str) -> String {
+    if let Some((option, value)) = name.split_once(':') {
+        return format!(
+            "; options of PyTorch go into --pytorch-conf {name}, or one by one into \
+             caching+{option}={value}"
+        );
+    }
+    match name.to_ascii_lowercase().as_str() {
+        "gmlake" => "; stitch is GMLake".to_owned(),
+        "pytorch" | "torch" => "; caching is PyTorch's".to_owned(),
+        "tensorflow" | "jax" => "; bfc is TensorFlow's and JAX's".to_owned(),
+        _ => String::new(),
+    }
 }
 
 allocators! {
@@ -74,4 +92,32 @@ allocators! {
     "native", Native::build, "one device malloc per tensor: a bound that caches nothing", Vec::new();
     "stitch", Stitch::build, "GMLake: scattered free pieces get one range of addresses",
         stitch::parameter_help();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Wants nothing of an allocator.
+    struct Nothing;
+
+    impl Visitor for Nothing {
+        type Output = ();
+
+        fn visit<A: Allocator + Send + 'static>(self, _allocator: A) {}
+    }
+
+    fn error(spec: &str) -> String {
+        let spec: AllocSpec = spec.parse().expect("a specification");
+        build(&spec, &BuildInputs::default(), Nothing).expect_err("unknown").to_string()
+    }
+
+    #[test]
+    fn unknown_names_get_what_may_be_meant() {
+        assert!(error("GMLake").ends_with("; stitch is GMLake"));
+        let said = error("expandable_segments:True");
+        assert!(said.contains("--pytorch-conf expandable_segments:True, or"), "{said}");
+        assert!(said.ends_with(" caching+expandable_segments=True"), "{said}");
+        assert!(error("cashing").ends_with(", stitch"), "no hint, only the names");
+    }
 }

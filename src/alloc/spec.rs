@@ -35,12 +35,14 @@ pub enum SpecError {
     #[error("a bracket or quote in {0:?} does not close")]
     Unbalanced(String),
     /// No such allocator.
-    #[error("no allocator {name:?}; there are: {known}")]
+    #[error("no allocator {name:?}; there are: {known}{hint}")]
     UnknownAllocator {
         /// The name.
         name: String,
         /// The names that exist.
         known: String,
+        /// What may have been meant, after a semicolon, or nothing.
+        hint: String,
     },
     /// The allocator does not know the parameter.
     #[error("allocator {allocator} has no parameter {key:?}; it knows: {known}")]
@@ -177,6 +179,11 @@ impl Params {
     pub fn take(&mut self, key: &'static str) -> Option<String> {
         self.known.push(key);
         self.left.remove(key)
+    }
+
+    /// Whether a parameter was given and not yet taken.
+    pub fn has(&self, key: &str) -> bool {
+        self.left.contains_key(key)
     }
 
     /// Gives a parameter a value unless one was given.

@@ -301,6 +301,7 @@ struct TraceRows {
     warnings: Vec<String>,
     settings: Option<String>,
     share_is_bound: bool,
+    recorded_refusal: Option<(u64, u64)>,
     rows: Vec<Compared>,
     /// Cells that could not be done.
     errors: Vec<anyhow::Error>,
@@ -371,6 +372,7 @@ fn compare_one(
     Ok(TraceRows {
         rows,
         errors,
+        recorded_refusal: trace.first_attempt(),
         share_is_bound: trace.header.history.share_is_bound(),
         settings: plan.options.settings.clone().or_else(|| trace.header.settings.clone()),
         warnings: imported.warnings,
@@ -430,7 +432,7 @@ fn all_rows(traces: &[TraceRows]) -> Vec<Compared> {
 fn formatted(traces: &[TraceRows], format: Format, style: Style) -> anyhow::Result<String> {
     match format {
         Format::Table => Ok(tables(traces, style)),
-        Format::Md => Ok(text::compare_markdown(&all_rows(traces))),
+        Format::Md => Ok(text::compare_markdown(&comparisons(traces))),
         Format::Json => Ok(json::one_or_many(&all_rows(traces), false)?),
         Format::Csv | Format::Parquet => {
             let mut bytes = Vec::new();
@@ -440,15 +442,22 @@ fn formatted(traces: &[TraceRows], format: Format, style: Style) -> anyhow::Resu
     }
 }
 
+fn comparisons(traces: &[TraceRows]) -> Vec<TraceComparison<'_>> {
+    let comparison = |trace| {
+        let TraceRows { settings, share_is_bound, recorded_refusal, rows, .. }: &TraceRows = trace;
+        TraceComparison {
+            settings: settings.as_deref(),
+            share_is_bound: *share_is_bound,
+            recorded_refusal: *recorded_refusal,
+            rows,
+        }
+    };
+    traces.iter().map(comparison).collect()
+}
+
 fn tables(traces: &[TraceRows], style: Style) -> String {
-    let screens = traces.iter().map(|trace| {
-        let comparison = TraceComparison {
-            settings: trace.settings.as_deref(),
-            share_is_bound: trace.share_is_bound,
-            rows: &trace.rows,
-        };
-        text::compare(&comparison, style)
-    });
+    let comparisons = comparisons(traces);
+    let screens = comparisons.iter().map(|comparison| text::compare(comparison, style));
     let screens: Vec<String> = screens.filter(|screen| !screen.is_empty()).collect();
     screens.join("\n")
 }

@@ -2,9 +2,12 @@
 //!
 //! A call is one call however many pieces its range is made of, but it costs what the pieces cost.
 
+use std::fmt;
+
 use serde::Serialize;
 
 use super::{CostProfile, Device, DeviceCall, DeviceError, Extent, MemoryInfo, PhysicalHandle};
+use crate::units::Bytes;
 
 /// Calls that succeeded, by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -49,6 +52,33 @@ impl CallCounts {
     }
 }
 
+/// A call that the device refused, and why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RefusedCall {
+    /// The call.
+    pub call: DeviceCall,
+    /// What the device said.
+    pub error: DeviceError,
+}
+
+impl fmt::Display for RefusedCall {
+    /// A few words: `map (no mapping left)`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (", self.call.name())?;
+        match self.error {
+            DeviceError::OutOfMemory { requested_bytes, free_bytes, .. } => {
+                write!(f, "{} of {} free", Bytes(free_bytes), Bytes(requested_bytes))?;
+            }
+            DeviceError::OutOfAddresses { requested_bytes } => {
+                write!(f, "no addresses left for {}", Bytes(requested_bytes))?;
+            }
+            DeviceError::TooManyMappings { .. } => f.write_str("no mapping left")?,
+            DeviceError::Invalid { address, .. } => write!(f, "invalid address {address:#x}")?,
+        }
+        f.write_str(")")
+    }
+}
+
 /// Counts the calls that succeed and adds up their cost.
 ///
 /// Refused calls are neither counted nor costed: what a driver takes to refuse was not measured.
@@ -58,12 +88,15 @@ pub struct Counting<D> {
     profile: CostProfile,
     calls: CallCounts,
     cost_ns: f64,
+    refusals: u64,
+    refused: Option<RefusedCall>,
 }
 
 impl<D: Device> Counting<D> {
     /// Counts the calls of `inner`, with costs from `profile`.
     pub fn new(inner: D, profile: CostProfile) -> Self {
-        Counting { inner, profile, calls: CallCounts::default(), cost_ns: 0.0 }
+        let calls = CallCounts::default();
+        Counting { inner, profile, calls, cost_ns: 0.0, refusals: 0, refused: None }
     }
 
     /// The device inside.
@@ -84,6 +117,27 @@ impl<D: Device> Counting<D> {
     /// Cost of the calls so far in nanoseconds.
     pub fn cost_ns(&self) -> u64 {
         self.cost_ns.round() as u64
+    }
+
+    /// How many calls were refused so far.
+    #[inline]
+    pub fn refusals(&self) -> u64 {
+        self.refusals
+    }
+
+    /// The last call that was refused.
+    pub fn refused(&self) -> Option<RefusedCall> {
+        self.refused
+    }
+
+    /// Remembers the call if it was refused.
+    #[inline]
+    fn told<T>(&mut self, call: DeviceCall, end: Result<T, DeviceError>) -> Result<T, DeviceError> {
+        if let Err(error) = end {
+            self.refusals += 1;
+            self.refused = Some(RefusedCall { call, error });
+        }
+        end
     }
 
     #[inline]
@@ -107,7 +161,8 @@ impl<D: Device> Counting<D> {
 impl<D: Device> Device for Counting<D> {
     #[inline]
     fn malloc(&mut self, size_bytes: u64) -> Result<u64, DeviceError> {
-        let address = self.inner.malloc(size_bytes)?;
+        let end = self.inner.malloc(size_bytes);
+        let address = self.told(DeviceCall::Malloc, end)?;
         self.calls.malloc += 1;
         self.charge(DeviceCall::Malloc, size_bytes);
         Ok(address)
@@ -115,56 +170,64 @@ impl<D: Device> Device for Counting<D> {
 
     #[inline]
     fn free(&mut self, address: u64) -> Result<u64, DeviceError> {
-        let size_bytes = self.inner.free(address)?;
+        let end = self.inner.free(address);
+        let size_bytes = self.told(DeviceCall::Free, end)?;
         self.calls.free += 1;
         self.charge(DeviceCall::Free, size_bytes);
         Ok(size_bytes)
     }
 
     fn address_reserve(&mut self, size_bytes: u64) -> Result<u64, DeviceError> {
-        let address = self.inner.address_reserve(size_bytes)?;
+        let end = self.inner.address_reserve(size_bytes);
+        let address = self.told(DeviceCall::AddressReserve, end)?;
         self.calls.address_reserve += 1;
         self.charge(DeviceCall::AddressReserve, size_bytes);
         Ok(address)
     }
 
     fn address_free(&mut self, address: u64, size_bytes: u64) -> Result<(), DeviceError> {
-        self.inner.address_free(address, size_bytes)?;
+        let end = self.inner.address_free(address, size_bytes);
+        self.told(DeviceCall::AddressFree, end)?;
         self.calls.address_free += 1;
         self.charge(DeviceCall::AddressFree, size_bytes);
         Ok(())
     }
 
     fn create(&mut self, size_bytes: u64) -> Result<PhysicalHandle, DeviceError> {
-        let handle = self.inner.create(size_bytes)?;
+        let end = self.inner.create(size_bytes);
+        let handle = self.told(DeviceCall::Create, end)?;
         self.calls.create += 1;
         self.charge(DeviceCall::Create, size_bytes);
         Ok(handle)
     }
 
     fn release(&mut self, handle: PhysicalHandle) -> Result<u64, DeviceError> {
-        let size_bytes = self.inner.release(handle)?;
+        let end = self.inner.release(handle);
+        let size_bytes = self.told(DeviceCall::Release, end)?;
         self.calls.release += 1;
         self.charge(DeviceCall::Release, size_bytes);
         Ok(size_bytes)
     }
 
     fn map(&mut self, address: u64, handle: PhysicalHandle) -> Result<u64, DeviceError> {
-        let size_bytes = self.inner.map(address, handle)?;
+        let end = self.inner.map(address, handle);
+        let size_bytes = self.told(DeviceCall::Map, end)?;
         self.calls.map += 1;
         self.charge(DeviceCall::Map, size_bytes);
         Ok(size_bytes)
     }
 
     fn unmap(&mut self, address: u64, size_bytes: u64) -> Result<u64, DeviceError> {
-        let pieces = self.inner.unmap(address, size_bytes)?;
+        let end = self.inner.unmap(address, size_bytes);
+        let pieces = self.told(DeviceCall::Unmap, end)?;
         self.calls.unmap += 1;
         self.charge_range(DeviceCall::Unmap, size_bytes, pieces);
         Ok(pieces)
     }
 
     fn set_access(&mut self, address: u64, size_bytes: u64) -> Result<u64, DeviceError> {
-        let pieces = self.inner.set_access(address, size_bytes)?;
+        let end = self.inner.set_access(address, size_bytes);
+        let pieces = self.told(DeviceCall::SetAccess, end)?;
         self.calls.set_access += 1;
         self.charge_range(DeviceCall::SetAccess, size_bytes, pieces);
         Ok(pieces)
@@ -181,7 +244,7 @@ impl<D: Device> Device for Counting<D> {
         let created = handles.len() - before;
         self.calls.create += created as u64;
         self.charge_each(DeviceCall::Create, piece_bytes, created);
-        end
+        self.told(DeviceCall::Create, end)
     }
 
     fn map_each(
@@ -195,16 +258,18 @@ impl<D: Device> Device for Counting<D> {
         let end = self.inner.map_each(address, piece_bytes, handles, mapped);
         let maps = *mapped - before;
         // If it ended early, a refused map came before its set_access, or a set_access was refused.
-        let accesses = match end {
+        let (accesses, last) = match end {
             Err(DeviceError::Invalid { call: DeviceCall::SetAccess, .. })
-            | Err(DeviceError::OutOfMemory { call: DeviceCall::SetAccess, .. }) => maps - 1,
-            _ => maps,
+            | Err(DeviceError::OutOfMemory { call: DeviceCall::SetAccess, .. }) => {
+                (maps - 1, DeviceCall::SetAccess)
+            }
+            _ => (maps, DeviceCall::Map),
         };
         self.calls.map += maps as u64;
         self.calls.set_access += accesses as u64;
         self.charge_each(DeviceCall::Map, piece_bytes, maps);
         self.charge_each(DeviceCall::SetAccess, piece_bytes, accesses);
-        end
+        self.told(last, end)
     }
 
     fn backing(&self, address: u64, size_bytes: u64, visit: &mut dyn FnMut(Extent)) -> bool {
@@ -241,5 +306,25 @@ mod tests {
         assert!((cost_ns - expected_ns).abs() < 1e-6, "{cost_ns} {expected_ns}");
         let calls = device.calls();
         assert_eq!((calls.create, calls.map, calls.set_access, calls.unmap), (4, 4, 5, 1));
+    }
+    /// 5 pieces on a device that allows 3 mappings and 100 MiB of addresses.
+    #[test]
+    fn the_last_refused_call_is_remembered() {
+        let profile = CostProfile::shipped("h200").expect("ships");
+        let sim = Sim::new(Some(20 * MIB), None, Addresses::ascending());
+        let mut device = Counting::new(sim.capped(Some(100 * MIB), Some(3)), profile);
+        assert_eq!((device.refusals(), device.refused()), (0, None));
+        let told = |device: &Counting<Sim>| device.refused().map(|call| call.to_string());
+        let range = device.address_reserve(10 * MIB).expect("addresses");
+        let mut pieces = Vec::new();
+        device.create_each(2 * MIB, 5, &mut pieces).expect("fits");
+        device.map_each(range, 2 * MIB, &pieces, &mut 0).expect_err("the fourth");
+        assert_eq!(told(&device).as_deref(), Some("map (no mapping left)"));
+        device.malloc(12 * MIB).expect_err("10 MiB are left");
+        assert_eq!(told(&device).as_deref(), Some("malloc (10 MiB of 12 MiB free)"));
+        device.address_reserve(200 * MIB).expect_err("90 MiB are left");
+        let expected = "address_reserve (no addresses left for 200 MiB)";
+        assert_eq!(told(&device).as_deref(), Some(expected));
+        assert_eq!(device.refusals(), 3);
     }
 }

@@ -16,7 +16,7 @@ mod faulty;
 mod profile;
 pub mod sim;
 
-pub use counting::{CallCounts, Counting};
+pub use counting::{CallCounts, Counting, RefusedCall};
 pub use faulty::Faulty;
 pub use profile::{CostProfile, ProfileError};
 pub use sim::Sim;

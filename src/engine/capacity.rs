@@ -109,10 +109,12 @@ fn refused_for_good(unlimited: &Watched) -> Option<String> {
     if let Some(failure) = &unlimited.failure {
         return Some(failure.clone());
     }
-    let refusal = unlimited.refusal?.message();
-    let limit = unlimited.limit_bytes.map(|bytes| format!(", limit {}", Bytes(bytes)));
-    let limit = limit.unwrap_or_default();
-    Some(format!("refused on a device without end too: {refusal}{limit}"))
+    let refusal = unlimited.refusal?;
+    let message = refusal.message(&unlimited.bounds);
+    // What the device did not refuse, the allocator's limit did.
+    let by_limit = refusal.refused_call.is_none() && unlimited.bounds.limit_bytes.is_some();
+    let hint = if by_limit { "; give a larger --limit" } else { "" };
+    Some(format!("refused on a device without end too: {message}{hint}"))
 }
 
 fn lowest_units(prepared: &Prepared<'_>, unlimited: &Watched) -> u64 {

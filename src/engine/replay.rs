@@ -9,20 +9,20 @@ use super::loading::Loading;
 use super::prepared::{DeviceSize, Prepared};
 use super::result::{
     AddressSpread, AllocatorSummary, DeviceSummary, FinalLevels, Outcome, RunResult,
-    SCHEMA_VERSION, SimulatedTime, StartSummary, Status, Wall,
+    SCHEMA_VERSION, SimulatedTime, StartSummary, Status, Wall, caps,
 };
 use super::steps::StepMeter;
 use crate::alloc::registry::{self, Visitor};
 use crate::alloc::spec::{AllocSpec, SpecError};
 use crate::alloc::{Action, ActionKind, Allocator, BuildInputs, Env, Handle, LayoutBlock, Request};
 use crate::device::sim::addresses::Addresses;
-use crate::device::{CostProfile, Counting, Device, Faulty, Sim};
+use crate::device::{CostProfile, Counting, Device, Faulty, RefusedCall, Sim};
 use crate::metrics::{
     DecisionRow, Decisions, NoSink, PeakTracker, Peaks, Shadow, Sink, Split, SplitAt, Timeline,
     TimelineRow, split,
 };
 use crate::trace::{AddressPolicy, Event, Op, StartBlock, StartLayout, StartState, Trace};
-use crate::units::{BlockId, Bytes, StreamId};
+use crate::units::{BlockId, Bytes, StreamId, grouped};
 
 /// How to run.
 #[derive(Clone, Debug)]
@@ -169,8 +169,8 @@ pub(super) struct Watched {
     pub(super) failure: Option<String>,
     /// The first refused request.
     pub(super) refusal: Option<Refusal>,
-    /// The allocator's limit in bytes.
-    pub(super) limit_bytes: Option<u64>,
+    /// What bounds the run.
+    pub(super) bounds: Bounds,
     /// The allocator took over the layout that the history begins with.
     pub(super) layout_kept: bool,
 }
@@ -302,11 +302,12 @@ impl<S: Sink> Visitor for Watcher<'_, S> {
         let started = runner.start(&mut allocator, &mut sim);
         let (run, sink) =
             runner.replay(allocator, runner.wrapped(sim), self.sink, u64::MAX, &started);
+        let bounds = runner.bounds(&run.allocator);
         let watched = Watched {
             peaks: run.peaks,
             failure: run.allocator.failure(),
             refusal: run.refusal,
-            limit_bytes: run.allocator.limit_bytes(),
+            bounds,
             layout_kept: matches!(started, Started::TakenOver(_)),
         };
         Ok((watched, sink))
@@ -347,18 +348,44 @@ pub(super) struct Refusal {
     requested_bytes: u64,
     largest_hole_bytes: u64,
     reserved_bytes: u64,
+    /// The last call that the device refused for it; none if the allocator refused by itself.
+    pub(super) refused_call: Option<RefusedCall>,
 }
 
 impl Refusal {
-    /// One line for people.
-    pub(super) fn message(&self) -> String {
+    /// One line for people, with everything that may have been in the way.
+    pub(super) fn message(&self, bounds: &Bounds) -> String {
+        let mut parts = vec![
+            format!("largest hole {}", Bytes(self.largest_hole_bytes)),
+            format!("{} reserved", Bytes(self.reserved_bytes)),
+        ];
+        parts.extend(self.refused_call.map(|call| format!("the device refused {call}")));
+        parts.extend(bounds.told());
         format!(
-            "event {} asked for {}: largest hole {}, {} reserved",
-            self.event,
+            "event {} asked for {}: {}",
+            grouped(self.event),
             Bytes(self.requested_bytes),
-            Bytes(self.largest_hole_bytes),
-            Bytes(self.reserved_bytes),
+            parts.join(", ")
         )
+    }
+}
+
+/// What bounds a run.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bounds {
+    capacity_bytes: Option<u64>,
+    /// The allocator's limit in bytes.
+    pub(super) limit_bytes: Option<u64>,
+    address_bytes_max: Option<u64>,
+    mappings_max: Option<u64>,
+}
+
+impl Bounds {
+    /// Those in force, in words.
+    fn told(&self) -> Vec<String> {
+        let sizes = [("capacity", self.capacity_bytes), ("limit", self.limit_bytes)].into_iter();
+        let sizes = sizes.filter_map(|(name, bytes)| Some(format!("{name} {}", Bytes(bytes?))));
+        sizes.chain(caps(self.address_bytes_max, self.mappings_max)).collect()
     }
 }
 
@@ -395,6 +422,15 @@ impl Runner<'_> {
     fn sim_with(&self, addresses: Addresses) -> Sim {
         let sim = Sim::new(self.capacity_bytes, self.total_bytes, addresses);
         sim.capped(self.address_bytes_max(), self.mappings_max())
+    }
+
+    fn bounds<A: Allocator>(&self, allocator: &A) -> Bounds {
+        Bounds {
+            capacity_bytes: self.capacity_bytes,
+            limit_bytes: allocator.limit_bytes(),
+            address_bytes_max: self.address_bytes_max(),
+            mappings_max: self.mappings_max(),
+        }
     }
 
     fn address_bytes_max(&self) -> Option<u64> {
@@ -681,6 +717,7 @@ impl Runner<'_> {
                 event_index: None,
                 requested_bytes: None,
                 largest_hole_bytes: None,
+                refused_call: None,
                 message: Some(message),
             };
         }
@@ -690,6 +727,7 @@ impl Runner<'_> {
                 event_index: None,
                 requested_bytes: None,
                 largest_hole_bytes: None,
+                refused_call: None,
                 message: None,
             };
         };
@@ -698,7 +736,8 @@ impl Runner<'_> {
             event_index: Some(refusal.event),
             requested_bytes: Some(refusal.requested_bytes),
             largest_hole_bytes: Some(refusal.largest_hole_bytes),
-            message: Some(refusal.message()),
+            refused_call: refusal.refused_call.map(|call| call.to_string()),
+            message: Some(refusal.message(&self.bounds(&run.allocator))),
         }
     }
 
@@ -951,24 +990,28 @@ impl<A: Allocator, S: Sink> Replay<A, SimDevice, S> {
     fn malloc(&mut self, block: BlockId) -> Handle {
         let slot = self.slots[block.index()];
         let request = Request { block, size_bytes: slot.size_bytes, stream: slot.stream };
+        let refusals_before = self.env.device.refusals();
         match self.allocator.malloc(&mut self.env, request) {
             Ok(handle) => handle,
             Err(_) => {
-                self.refused(request);
+                self.refused(request, refusals_before);
                 Handle::NONE
             }
         }
     }
 
+    /// Keeps the first refusal. The device had refused `refusals_before` calls before the request.
     #[cold]
-    fn refused(&mut self, request: Request) {
+    fn refused(&mut self, request: Request, refusals_before: u64) {
         self.refusals += 1;
         if self.refusal.is_none() {
+            let device = &self.env.device;
             self.refusal = Some(Refusal {
                 event: self.env.event,
                 requested_bytes: request.size_bytes,
                 largest_hole_bytes: self.allocator.largest_hole(request),
                 reserved_bytes: self.allocator.levels().reserved_bytes,
+                refused_call: device.refused().filter(|_| device.refusals() > refusals_before),
             });
         }
     }

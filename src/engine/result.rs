@@ -8,6 +8,7 @@ use crate::alloc::Levels;
 use crate::device::CallCounts;
 use crate::metrics::{Peaks, Split};
 use crate::trace::AddressPolicy;
+use crate::units::{Bytes, counted};
 
 /// Version of the JSON results.
 pub const SCHEMA_VERSION: u32 = 1;
@@ -133,6 +134,20 @@ pub struct DeviceSummary {
     pub mappings_peak: u64,
 }
 
+impl DeviceSummary {
+    /// The caps in words: `2 TiB of addresses`, `at most 600 mappings`.
+    pub fn caps(&self) -> Vec<String> {
+        caps(self.address_bytes_max, self.mappings_max)
+    }
+}
+
+/// Caps of a device in words.
+pub(super) fn caps(address_bytes_max: Option<u64>, mappings_max: Option<u64>) -> Vec<String> {
+    let addresses = address_bytes_max.map(|bytes| format!("{} of addresses", Bytes(bytes)));
+    let mappings = mappings_max.map(|count| format!("at most {}", counted(count, "mapping")));
+    addresses.into_iter().chain(mappings).collect()
+}
+
 /// How a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -167,6 +182,10 @@ pub struct Outcome {
     pub requested_bytes: Option<u64>,
     /// Largest free range that could have served a request of its stream and pool.
     pub largest_hole_bytes: Option<u64>,
+    /// The last call that the device refused for it, and why; absent if the allocator refused by
+    /// itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub refused_call: Option<String>,
     /// One line for people.
     pub message: Option<String>,
 }

@@ -189,6 +189,8 @@ fn comparison_columns() -> Vec<Column<Compared>> {
         word("profile", |_, row| &row.result.device.profile),
         number("capacity_bytes", |row| row.result.device.capacity_bytes),
         number("limit_bytes", |row| row.result.allocator.limit_bytes),
+        number("address_bytes_max", |row| row.result.device.address_bytes_max),
+        number("mappings_max", |row| row.result.device.mappings_max),
         word("status", |_, row| row.result.outcome.status.name()),
         number("requested_bytes_peak", |row| Some(row.result.peaks.requested_bytes_peak)),
         number("allocated_bytes_peak", |row| Some(row.result.peaks.allocated_bytes_peak)),

@@ -2,10 +2,11 @@
 
 use crate::alloc::caching;
 use crate::alloc::spec::{Params, SpecError};
-use crate::units::{Bytes, GIB, MIB};
+use crate::units::{GIB, MIB};
 
 use super::chunks::CHUNK_BYTES;
 use super::gmlake::SMALL_SIZE_BYTES;
+use super::parse_size;
 
 /// Whose rules decide where a request goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,7 +18,7 @@ pub(super) enum Policy {
 }
 
 impl Policy {
-    fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         match self {
             Policy::Paper => "paper",
             Policy::Shipped => "shipped",
@@ -100,6 +101,15 @@ const KEYS: [Key; 12] = [
     ),
 ];
 
+/// Every parameter, and the names of the policies that know it.
+pub(super) fn known_by() -> impl Iterator<Item = (&'static str, Vec<&'static str>)> {
+    KEYS.iter().map(|&(key, only, _)| {
+        let both = [Policy::Paper, Policy::Shipped];
+        let policies = both.into_iter().filter(|&policy| only.is_none_or(|only| only == policy));
+        (key, policies.map(Policy::name).collect())
+    })
+}
+
 /// What `fraglab list` says about the parameters of both policies.
 pub(super) fn help() -> Vec<(&'static str, &'static str)> {
     KEYS.iter().map(|&(key, _, line)| (key, line)).collect()
@@ -113,20 +123,10 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     /// The text of a parameter, if given and known to the policy.
-    fn text(&mut self, &(key, only, _): &Key) -> Result<Option<String>, SpecError> {
-        let Some(text) = self.params.take(key) else { return Ok(None) };
-        match only.filter(|&only| only != self.policy) {
-            None => Ok(Some(text)),
-            Some(only) => {
-                let (policy, only) = (self.policy.name(), only.name());
-                let why = match only {
-                    "paper" => "the published code has no such knob",
-                    _ => "the published algorithm has no such knob",
-                };
-                let message = format!("{key} needs policy={only}, this is policy={policy}: {why}");
-                Err(self.params.value_error(message))
-            }
-        }
+    fn text(&mut self, key: &str) -> Option<String> {
+        let known = |only: Option<Policy>| only.is_none_or(|only| only == self.policy);
+        let &(key, ..) = KEYS.iter().find(|&&(own, only, _)| own == key && known(only))?;
+        self.params.take(key)
     }
 
     fn read<T>(
@@ -135,8 +135,7 @@ impl Reader<'_> {
         default: T,
         parse: impl FnOnce(&str) -> Result<T, String>,
     ) -> Result<T, SpecError> {
-        let Some(known) = KEYS.iter().find(|known| known.0 == key) else { return Ok(default) };
-        match self.text(known)? {
+        match self.text(key) {
             None => Ok(default),
             Some(text) => parse(&text)
                 .map_err(|expected| self.params.value_error(format!("{key}={text}: {expected}"))),
@@ -144,9 +143,7 @@ impl Reader<'_> {
     }
 
     fn size(&mut self, key: &str, default_bytes: u64) -> Result<u64, SpecError> {
-        self.read(key, default_bytes, |text| {
-            text.parse().map(|Bytes(bytes)| bytes).map_err(|error| error.to_string())
-        })
+        self.read(key, default_bytes, parse_size)
     }
 
     fn switch(&mut self, key: &str, default: bool) -> Result<bool, SpecError> {
@@ -171,10 +168,10 @@ impl Reader<'_> {
 }
 
 impl Config {
-    /// Reads the parameters but for the policy.
+    /// Reads the parameters that the policy knows, but for the policy itself.
     ///
     /// # Errors
-    /// A value that is not accepted, and a parameter that the policy does not know.
+    /// A value that is not accepted.
     pub(super) fn take(params: &mut Params, policy: Policy) -> Result<Config, SpecError> {
         let frag_limit_bytes = match policy {
             Policy::Paper => 128 * MIB,

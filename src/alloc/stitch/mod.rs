@@ -69,9 +69,14 @@ mod tests;
 
 use super::spec::{Params, SpecError};
 use super::{Allocator, BuildInputs, Env, Handle, LayoutBlock, Levels, OutOfMemory, Request};
+use crate::units::{Bytes, ParseBytesError};
 use best::Best;
+use chunks::CHUNK_BYTES;
 use config::Policy;
 use gmlake::Gmlake;
+
+/// Name of the policy of our own.
+const BEST: &str = "best";
 
 /// The allocator that is registered: one of several that stitch.
 #[derive(Clone, Debug)]
@@ -98,17 +103,43 @@ impl Stitch {
     /// # Errors
     /// A value that is not accepted, and a parameter that the policy does not know.
     pub fn build(mut params: Params, inputs: &BuildInputs) -> Result<Stitch, SpecError> {
-        let policy = params.take("policy");
-        Ok(match policy.as_deref() {
-            None | Some("paper") => Stitch::Gmlake(Gmlake::build(params, inputs, Policy::Paper)?),
-            Some("shipped") => Stitch::Gmlake(Gmlake::build(params, inputs, Policy::Shipped)?),
-            Some("best") => Stitch::Best(Best::build(params, inputs)?),
-            Some(other) => {
-                let message = format!("policy={other}: expected paper, shipped or best");
-                return Err(params.value_error(message));
-            }
+        let policy = params.take("policy").unwrap_or_else(|| Policy::Paper.name().to_owned());
+        let gmlake = [Policy::Paper, Policy::Shipped].into_iter().find(|it| it.name() == policy);
+        if gmlake.is_none() && policy != BEST {
+            let message = format!("policy={policy}: expected paper, shipped or best");
+            return Err(params.value_error(message));
+        }
+        refuse_foreign(&params, &policy)?;
+        Ok(match gmlake {
+            Some(policy) => Stitch::Gmlake(Gmlake::build(params, inputs, policy)?),
+            None => Stitch::Best(Best::build(params, inputs)?),
         })
     }
+}
+
+/// Refuses parameters that only other policies know.
+fn refuse_foreign(params: &Params, policy: &str) -> Result<(), SpecError> {
+    let of_best = best::help().into_iter().map(|(key, _)| (key, vec![BEST]));
+    let mut foreign = config::known_by()
+        .chain(of_best)
+        .filter(|(key, policies)| params.has(key) && !policies.contains(&policy));
+    let Some((key, policies)) = foreign.next() else { return Ok(()) };
+    let policies = policies.join(" or ");
+    Err(params.value_error(format!("{key} needs policy={policies}, this is policy={policy}")))
+}
+
+/// A size as a parameter, in bytes. Without a unit it is bytes; none but 0 is smaller than a chunk,
+/// and whoever writes 128 means something else.
+///
+/// # Errors
+/// What was expected.
+fn parse_size(text: &str) -> Result<u64, String> {
+    let Bytes(bytes) = text.parse().map_err(|error: ParseBytesError| error.to_string())?;
+    let has_unit = text.contains(|c: char| c.is_ascii_alphabetic());
+    if !has_unit && (1..CHUNK_BYTES).contains(&bytes) {
+        return Err(format!("{bytes} bytes are less than a chunk: give a unit, as in 128MiB"));
+    }
+    Ok(bytes)
 }
 
 /// The same call of whichever allocator it is.

@@ -19,6 +19,7 @@ pub use verify::{VerifyTally, predictions, verify, verify_legend, verify_summary
 use std::borrow::Cow;
 
 use crate::units::{GIB, MIB};
+pub use crate::units::{counted, grouped};
 
 /// How wide a text should be where its content allows.
 pub const WIDTH: usize = 80;
@@ -62,24 +63,6 @@ pub fn printable(text: &str) -> Cow<'_, str> {
     } else {
         Cow::Borrowed(text)
     }
-}
-
-/// A count with a comma at every thousand: `231,791`.
-pub fn grouped(count: u64) -> String {
-    let digits = count.to_string();
-    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
-    for (at, digit) in digits.chars().enumerate() {
-        if at > 0 && (digits.len() - at).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
-
-/// A count with its noun: `1 stream`, `3 streams`.
-pub fn counted(count: u64, noun: &str) -> String {
-    format!("{} {noun}{}", grouped(count), if count == 1 { "" } else { "s" })
 }
 
 /// A fraction of one as percent: `34.2%`.

@@ -44,10 +44,8 @@ pub fn run(runs: &TraceRuns<'_>, style: Style) -> String {
     {
         out.push_str(&recorded_line(bytes));
     }
-    if let Some(refusal) = runs.recorded_refusal
-        && runs.results.iter().any(|result| result.outcome.status == Status::Ok)
-    {
-        out.push_str(&refusal_line(refusal, first));
+    if let Some(note) = refusal_note(runs.recorded_refusal, runs.results.iter().copied()) {
+        out.push_str(&under_row(&[note]));
     }
     out
 }
@@ -62,8 +60,14 @@ fn recorded_line(recorded_bytes: u64) -> String {
     wrapped("  ", &text, "    ")
 }
 
-/// What an `ok` is worth if the recorded run was refused something.
-fn refusal_line((event, bytes): (u64, u64), result: &RunResult) -> String {
+/// What an `ok` is worth if the recorded run was refused something: event and bytes. Nothing if it
+/// was not, or no result is `ok`.
+pub(super) fn refusal_note<'a>(
+    refusal: Option<(u64, u64)>,
+    mut results: impl Iterator<Item = &'a RunResult>,
+) -> Option<String> {
+    let (event, bytes) = refusal?;
+    let result = results.find(|result| result.outcome.status == Status::Ok)?;
     let unlimited =
         result.device.capacity_bytes.is_none() && result.allocator.limit_bytes.is_none();
     let meaning = if unlimited {
@@ -72,13 +76,12 @@ fn refusal_line((event, bytes): (u64, u64), result: &RunResult) -> String {
         "ok means that it is met here, and it counts in the reserved peak but not in the requested \
          one; the trace ends where the recorded run did"
     };
-    let text = format!(
+    Some(format!(
         "the recorded run was refused {} at event {} of {}; {meaning}",
         Bytes(bytes),
         grouped(event),
         grouped(result.trace.events),
-    );
-    wrapped("  ", &text, "    ")
+    ))
 }
 
 /// `at the reserved peak, event 9: internal 12 MiB, hard 1.50 GiB, soft 20 MiB`
@@ -174,6 +177,13 @@ pub(super) fn capacity(result: &RunResult) -> String {
     bytes.map_or_else(|| "unlimited".to_owned(), |bytes| Bytes(bytes).to_string())
 }
 
+/// `costs of a100-80g (derived)`
+pub(super) fn costs(result: &RunResult) -> String {
+    let device = &result.device;
+    let derived = if device.profile_derived { " (derived)" } else { "" };
+    format!("costs of {}{derived}", printable(&device.profile))
+}
+
 /// What was replayed on, in parts: device, settings, limit.
 pub(super) fn setup(
     result: &RunResult,
@@ -183,18 +193,8 @@ pub(super) fn setup(
 ) -> Vec<String> {
     let device = &result.device;
     let capacity = capacity.map(|capacity| format!(" {capacity}")).unwrap_or_default();
-    let mut parts = vec![format!(
-        "device: {}{capacity}, costs of {}{}",
-        device.kind,
-        printable(&device.profile),
-        if device.profile_derived { " (derived)" } else { "" }
-    )];
-    if let Some(bytes) = device.address_bytes_max {
-        parts.push(format!("{} of addresses", Bytes(bytes)));
-    }
-    if let Some(count) = device.mappings_max {
-        parts.push(format!("at most {}", counted(count, "mapping")));
-    }
+    let mut parts = vec![format!("device: {}{capacity}, {}", device.kind, costs(result))];
+    parts.extend(device.caps());
     if let Some(settings) = settings.filter(|settings| !settings.is_empty()) {
         parts.push(format!("settings {}", printable(settings)));
     }
@@ -250,7 +250,7 @@ fn table(results: &[&RunResult]) -> Grid {
             duration(result.time.allocator_device_ns).into(),
             rate(result.wall.events_per_second).into(),
         ];
-        grid.row(cells, note(result) + &spread_note(result));
+        grid.row(cells, under_row(&notes(result)) + &spread_note(result));
     }
     grid
 }
@@ -268,17 +268,22 @@ pub(super) fn calls_cell(calls: u64) -> String {
     if calls < 100_000 { grouped(calls) } else { rate(calls as f64) }
 }
 
-/// What went wrong, under the row.
-pub(super) fn note(result: &RunResult) -> String {
+/// What went wrong, in sentences.
+pub(super) fn notes(result: &RunResult) -> Vec<String> {
     match result.outcome.status {
         Status::Ok => start(result),
-        Status::Oom => start(result) + &wrapped("  ", &oom(result), "    "),
+        Status::Oom => [start(result), vec![oom(result)]].concat(),
         Status::Failed => {
             let message =
                 result.outcome.message.as_deref().unwrap_or("the replay could not be done");
-            wrapped("  ", &printable(message), "    ")
+            vec![printable(message).into_owned()]
         }
     }
+}
+
+/// Sentences under a row.
+pub(super) fn under_row(notes: &[String]) -> String {
+    notes.iter().map(|note| wrapped("  ", note, "    ")).collect()
 }
 
 /// `20 address policies: reserved peak 24.82 to 25.10 GiB, 3 of them out of memory`
@@ -309,28 +314,27 @@ fn spread_note(result: &RunResult) -> String {
 }
 
 /// What is odd about how a history that begins late was begun.
-fn start(result: &RunResult) -> String {
-    let Some(start) = &result.start else { return String::new() };
+fn start(result: &RunResult) -> Vec<String> {
+    let Some(start) = &result.start else { return Vec::new() };
     if !start.layout_kept {
         let text = "was first asked for the blocks that were there, and its calls count these: \
                     the recorded layout fits PyTorch's allocator with the recorded settings only";
-        return wrapped("  ", text, "    ");
+        return vec![text.to_owned()];
     }
     let bounds =
         [("capacity", result.device.capacity_bytes), ("limit", result.allocator.limit_bytes)];
     let exceeded = bounds.into_iter().filter_map(|(name, bound)| {
         let bound = bound.filter(|&bytes| bytes < start.reserved_bytes)?;
         let held = Bytes(start.reserved_bytes);
-        let text =
-            format!("began with {held} held already, more than the {name} of {}", Bytes(bound));
-        Some(wrapped("  ", &text, "    "))
+        Some(format!("began with {held} held already, more than the {name} of {}", Bytes(bound)))
     });
     exceeded.collect()
 }
 
 /// `event 4,012 asked for 1.95 GiB: largest hole 120 MiB, reserved peak 38.49 GiB, capacity ...`
 fn oom(result: &RunResult) -> String {
-    let Outcome { event_index, requested_bytes, largest_hole_bytes, .. } = result.outcome;
+    let Outcome { event_index, requested_bytes, largest_hole_bytes, ref refused_call, .. } =
+        result.outcome;
     let mut text = match event_index {
         Some(event) => format!("event {}", grouped(event)),
         None => "a request".to_owned(),
@@ -343,12 +347,14 @@ fn oom(result: &RunResult) -> String {
         parts.push(format!("largest hole {}", Bytes(bytes)));
     }
     parts.push(format!("reserved peak {}", Bytes(result.peaks.reserved_bytes_peak)));
+    parts.extend(refused_call.as_ref().map(|call| format!("the device refused {call}")));
     if let Some(bytes) = result.device.capacity_bytes {
         parts.push(format!("capacity {}", Bytes(bytes)));
     }
     if let Some(bytes) = result.allocator.limit_bytes {
         parts.push(format!("limit {}", Bytes(bytes)));
     }
+    parts.extend(result.device.caps());
     let refusals = result.counters.get("ooms").copied().unwrap_or(1);
     if refusals > 1 {
         parts.push(format!("{} requests refused in all", grouped(refusals)));
@@ -409,6 +415,7 @@ pub(crate) mod tests {
                 event_index: None,
                 requested_bytes: None,
                 largest_hole_bytes: None,
+                refused_call: None,
                 message: None,
             },
             peaks: Peaks {

@@ -2,6 +2,7 @@
 
 use crate::alloc::BuildInputs;
 use crate::alloc::spec::{Params, SpecError};
+use crate::alloc::stitch::parse_size;
 use crate::device::sim::UNLIMITED_TOTAL_BYTES;
 use crate::device::{CostProfile, DeviceCall, GRANULARITY_BYTES};
 use crate::units::{Bytes, GIB, MIB};
@@ -127,8 +128,8 @@ impl Config {
 
 fn take_size(params: &mut Params, key: &'static str) -> Result<Option<u64>, SpecError> {
     let Some(text) = params.take(key) else { return Ok(None) };
-    match text.parse::<Bytes>() {
-        Ok(Bytes(bytes)) => Ok(Some(bytes)),
+    match parse_size(&text) {
+        Ok(bytes) => Ok(Some(bytes)),
         Err(error) => Err(params.value_error(format!("{key}={text}: {error}"))),
     }
 }
