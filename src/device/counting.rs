@@ -131,13 +131,19 @@ impl<D: Device> Counting<D> {
     }
 
     /// Remembers the call if it was refused.
-    #[inline]
+    #[inline(always)]
     fn told<T>(&mut self, call: DeviceCall, end: Result<T, DeviceError>) -> Result<T, DeviceError> {
-        if let Err(error) = end {
-            self.refusals += 1;
-            self.refused = Some(RefusedCall { call, error });
+        match end {
+            Ok(done) => Ok(done),
+            Err(error) => Err(self.note(call, error)),
         }
-        end
+    }
+
+    #[cold]
+    fn note(&mut self, call: DeviceCall, error: DeviceError) -> DeviceError {
+        self.refusals += 1;
+        self.refused = Some(RefusedCall { call, error });
+        error
     }
 
     #[inline]

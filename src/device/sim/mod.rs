@@ -48,10 +48,9 @@ pub struct Sim {
     reservation_bytes_peak: u64,
     mappings: u64,
     mappings_peak: u64,
-    /// Bytes of mallocs.
-    malloc_bytes: u64,
-    /// Bytes of reservations and mallocs that there may be.
-    address_bytes_max: u64,
+    /// Bytes of reservations and mallocs that may still be made; below 0 if more was held at the
+    /// start than may be.
+    address_room_bytes: i64,
     /// Mappings that there may be.
     mappings_max: u64,
 }
@@ -137,8 +136,7 @@ impl Sim {
             reservation_bytes_peak: 0,
             mappings: 0,
             mappings_peak: 0,
-            malloc_bytes: 0,
-            address_bytes_max: u64::MAX,
+            address_room_bytes: i64::MAX,
             mappings_max: u64::MAX,
         }
     }
@@ -148,7 +146,9 @@ impl Sim {
     /// replay may exceed both.
     pub fn capped(self, address_bytes_max: Option<u64>, mappings_max: Option<u64>) -> Sim {
         Sim {
-            address_bytes_max: address_bytes_max.unwrap_or(u64::MAX),
+            address_room_bytes: address_bytes_max
+                .and_then(|bytes| i64::try_from(bytes).ok())
+                .unwrap_or(i64::MAX),
             mappings_max: mappings_max.unwrap_or(u64::MAX),
             ..self
         }
@@ -176,7 +176,7 @@ impl Sim {
             self.small_bytes += size_bytes;
         }
         self.mallocs.insert(address, size_bytes);
-        self.malloc_bytes = self.malloc_bytes.saturating_add(size_bytes);
+        self.address_room_bytes = self.address_room_bytes.saturating_sub_unsigned(size_bytes);
         self.addresses.hold(address, size_bytes);
     }
 
@@ -203,6 +203,7 @@ impl Sim {
 
     fn add_reservation(&mut self, address: u64, size_bytes: u64) {
         self.reservations.insert(address, Reservation::new(size_bytes));
+        self.address_room_bytes = self.address_room_bytes.saturating_sub_unsigned(size_bytes);
         self.reservation_bytes += size_bytes;
         self.reservation_bytes_peak = self.reservation_bytes_peak.max(self.reservation_bytes);
     }
@@ -263,8 +264,7 @@ impl Sim {
     /// Whether so many more bytes may have addresses.
     #[inline]
     fn check_addresses(&self, requested_bytes: u64) -> Result<(), DeviceError> {
-        let taken_bytes = self.reservation_bytes.saturating_add(self.malloc_bytes);
-        if requested_bytes > self.address_bytes_max.saturating_sub(taken_bytes) {
+        if i64::try_from(requested_bytes).is_ok_and(|bytes| bytes > self.address_room_bytes) {
             return Err(DeviceError::OutOfAddresses { requested_bytes });
         }
         Ok(())
@@ -378,7 +378,7 @@ impl Device for Sim {
         self.check_units(DeviceCall::Malloc, size_bytes, units)?;
         self.check_addresses(size_bytes)?;
         let address = self.addresses.take(size_bytes)?;
-        self.malloc_bytes += size_bytes;
+        self.address_room_bytes -= size_bytes as i64;
         self.units_in_use += units;
         if size_bytes < SHARED_UNIT_LIMIT_BYTES {
             self.small_bytes += size_bytes;
@@ -395,7 +395,7 @@ impl Device for Sim {
         if size_bytes < SHARED_UNIT_LIMIT_BYTES {
             self.small_bytes -= size_bytes;
         }
-        self.malloc_bytes -= size_bytes;
+        self.address_room_bytes += size_bytes as i64;
         self.units_in_use -= self.malloc_units(size_bytes);
         self.addresses.give_back(address, size_bytes);
         Ok(size_bytes)
@@ -416,6 +416,7 @@ impl Device for Sim {
         }
         self.reservations.remove(&address);
         self.reservation_bytes -= size_bytes;
+        self.address_room_bytes = self.address_room_bytes.saturating_add_unsigned(size_bytes);
         self.addresses.unreserve(size_bytes);
         Ok(())
     }
