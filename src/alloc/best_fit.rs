@@ -33,10 +33,11 @@
 
 use super::first_fit::AddressTree;
 use super::free_set::FreeSet;
-use super::heap::{FreeOrder, Heap, notice, round_up};
+use super::heap::{FreeOrder, Heap, round_up};
 use super::spec::{Params, SpecError};
 use super::{
-    ActionKind, Allocator, BuildInputs, Env, Handle, LayoutBlock, Levels, OutOfMemory, Request,
+    Action, ActionKind, Allocator, BuildInputs, Env, Handle, LayoutBlock, Levels, OutOfMemory,
+    Request,
 };
 use crate::device::sim::UNLIMITED_TOTAL_BYTES;
 use crate::device::{Device, GRANULARITY_BYTES, PhysicalHandle};
@@ -115,7 +116,7 @@ impl<F: FreeOrder> OneRange<F> {
             return Ok(at);
         }
         if E::LOG {
-            env.log(notice(ActionKind::DeviceRefused, request.block, stream, size_bytes));
+            env.log(Action::notice(ActionKind::DeviceRefused, request.block, stream, size_bytes));
         }
         self.retries += 1;
         self.wait(env);
@@ -129,7 +130,7 @@ impl<F: FreeOrder> OneRange<F> {
     fn refuse<E: Env>(&mut self, env: &mut E, size_bytes: u64, request: Request) -> OutOfMemory {
         self.ooms += 1;
         if E::LOG {
-            env.log(notice(ActionKind::Oom, request.block, request.stream, size_bytes));
+            env.log(Action::notice(ActionKind::Oom, request.block, request.stream, size_bytes));
         }
         OutOfMemory { size_bytes }
     }
@@ -260,7 +261,7 @@ impl<F: FreeOrder> Allocator for OneRange<F> {
 
     fn empty_cache<E: Env>(&mut self, env: &mut E) {
         if E::LOG {
-            env.log(notice(ActionKind::EmptyCache, BlockId::NONE, StreamId::NONE, 0));
+            env.log(Action::notice(ActionKind::EmptyCache, BlockId::NONE, StreamId::NONE, 0));
         }
         self.wait(env);
         self.shrink(env);

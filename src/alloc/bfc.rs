@@ -33,10 +33,10 @@
 //! not modelled: a trace is one thread.
 
 use super::free_set::FreeSet;
-use super::heap::{Heap, notice, round_up};
+use super::heap::{Heap, round_up};
 use super::spec::{Params, SpecError};
 use super::{
-    ALIGNMENT_BYTES, ActionKind, Allocator, BuildInputs, Env, Handle, LayoutBlock, Levels,
+    ALIGNMENT_BYTES, Action, ActionKind, Allocator, BuildInputs, Env, Handle, LayoutBlock, Levels,
     OutOfMemory, Request,
 };
 use crate::device::Device;
@@ -154,7 +154,7 @@ impl Bfc {
         }
         if E::LOG {
             let kind = ActionKind::DeviceRefused;
-            env.log(notice(kind, request.block, request.stream, size_bytes));
+            env.log(Action::notice(kind, request.block, request.stream, size_bytes));
         }
         self.retries += 1;
         self.wait(env);
@@ -173,7 +173,7 @@ impl Bfc {
     fn refuse<E: Env>(&mut self, env: &mut E, size_bytes: u64, request: Request) -> OutOfMemory {
         self.ooms += 1;
         if E::LOG {
-            env.log(notice(ActionKind::Oom, request.block, request.stream, size_bytes));
+            env.log(Action::notice(ActionKind::Oom, request.block, request.stream, size_bytes));
         }
         OutOfMemory { size_bytes }
     }
@@ -304,7 +304,7 @@ impl Allocator for Bfc {
 
     fn empty_cache<E: Env>(&mut self, env: &mut E) {
         if E::LOG {
-            env.log(notice(ActionKind::EmptyCache, BlockId::NONE, StreamId::NONE, 0));
+            env.log(Action::notice(ActionKind::EmptyCache, BlockId::NONE, StreamId::NONE, 0));
         }
         self.wait(env);
         self.give_back(env);

@@ -159,16 +159,6 @@ fn set_of(stream: StreamId) -> u32 {
     stream.0.wrapping_add(1)
 }
 
-/// An entry of the log that is about no block and no segment.
-pub(super) fn notice(
-    kind: ActionKind,
-    block: BlockId,
-    stream: StreamId,
-    size_bytes: u64,
-) -> Action {
-    Action { kind, block, segment: u32::MAX, stream, offset_bytes: 0, size_bytes, address: 0 }
-}
-
 /// The size of a block for a request: a multiple of [`ALIGNMENT_BYTES`].
 ///
 /// # Errors

@@ -165,6 +165,13 @@ pub struct Action {
     pub address: u64,
 }
 
+impl Action {
+    /// An entry that concerns no place in memory: a refusal, or a cache that is emptied.
+    pub fn notice(kind: ActionKind, block: BlockId, stream: StreamId, size_bytes: u64) -> Action {
+        Action { kind, block, segment: u32::MAX, stream, offset_bytes: 0, size_bytes, address: 0 }
+    }
+}
+
 /// The world around an allocator. Static dispatch: a replay that wants no log pays nothing for it.
 pub trait Env {
     /// The device.

@@ -14,7 +14,7 @@ use super::{
     LayoutBlock, Levels, OutOfMemory, Request,
 };
 use crate::device::Device;
-use crate::units::BlockId;
+use crate::units::{BlockId, StreamId};
 
 /// A block in use.
 #[derive(Clone, Copy, Debug)]
@@ -142,15 +142,7 @@ impl Native {
         self.ooms += 1;
         if E::LOG {
             for kind in [ActionKind::DeviceRefused, ActionKind::Oom] {
-                env.log(Action {
-                    kind,
-                    block: request.block,
-                    segment: u32::MAX,
-                    stream: request.stream,
-                    offset_bytes: 0,
-                    size_bytes,
-                    address: 0,
-                });
+                env.log(Action::notice(kind, request.block, request.stream, size_bytes));
             }
         }
         OutOfMemory { size_bytes }
@@ -210,6 +202,9 @@ impl Allocator for Native {
     }
 
     fn empty_cache<E: Env>(&mut self, env: &mut E) {
+        if E::LOG {
+            env.log(Action::notice(ActionKind::EmptyCache, BlockId::NONE, StreamId::NONE, 0));
+        }
         self.wait(env);
         for handle in std::mem::take(&mut self.refused) {
             if !self.give_back(env, handle) {

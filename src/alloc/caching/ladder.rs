@@ -15,20 +15,7 @@ use super::{
 use crate::alloc::free_set::Entry;
 use crate::alloc::{Action, ActionKind, Env, OutOfMemory, Request};
 use crate::device::Device;
-use crate::units::{BlockId, StreamId};
-
-/// A log entry that is about no block and no segment.
-pub(super) fn notice(kind: ActionKind, stream: StreamId, size_bytes: u64) -> Action {
-    Action {
-        kind,
-        block: BlockId::NONE,
-        segment: u32::MAX,
-        stream,
-        offset_bytes: 0,
-        size_bytes,
-        address: 0,
-    }
-}
+use crate::units::BlockId;
 
 impl Caching {
     /// A block for a request that no free block fits. It is in no set and may be larger than asked.
@@ -87,8 +74,7 @@ impl Caching {
     ) -> OutOfMemory {
         self.stats.num_ooms += 1;
         if E::LOG {
-            let oom = notice(ActionKind::Oom, request.stream, size_bytes);
-            env.log(Action { block: request.block, ..oom });
+            env.log(Action::notice(ActionKind::Oom, request.block, request.stream, size_bytes));
         }
         OutOfMemory { size_bytes }
     }
@@ -122,8 +108,8 @@ impl Caching {
             (true, false) => self.obtain_segment(env, set, segment_bytes),
         };
         if E::LOG && obtained.is_none() {
-            let refused = notice(ActionKind::DeviceRefused, request.stream, segment_bytes);
-            env.log(Action { block: request.block, ..refused });
+            let kind = ActionKind::DeviceRefused;
+            env.log(Action::notice(kind, request.block, request.stream, segment_bytes));
         }
         obtained
     }

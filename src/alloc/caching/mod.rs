@@ -704,7 +704,7 @@ impl Allocator for Caching {
 
     fn empty_cache<E: Env>(&mut self, env: &mut E) {
         if E::LOG {
-            env.log(ladder::notice(ActionKind::EmptyCache, StreamId::NONE, 0));
+            env.log(Action::notice(ActionKind::EmptyCache, BlockId::NONE, StreamId::NONE, 0));
         }
         // With a private pool entered nothing is waited for or released (spec 4.4, 6.3).
         if self.entered.is_empty() {

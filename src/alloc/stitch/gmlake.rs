@@ -116,19 +116,6 @@ pub(super) fn stream_of(set: u32) -> StreamId {
     StreamId(set / 2)
 }
 
-/// A log entry that is about no block and no segment.
-pub(super) fn notice(kind: ActionKind, stream: StreamId, size_bytes: u64) -> Action {
-    Action {
-        kind,
-        block: BlockId::NONE,
-        segment: u32::MAX,
-        stream,
-        offset_bytes: 0,
-        size_bytes,
-        address: 0,
-    }
-}
-
 /// What a search found for a request.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Found {
@@ -340,8 +327,7 @@ impl Gmlake {
     ) -> OutOfMemory {
         self.counters.ooms += 1;
         if E::LOG {
-            let oom = notice(ActionKind::Oom, request.stream, size_bytes);
-            env.log(Action { block: request.block, ..oom });
+            env.log(Action::notice(ActionKind::Oom, request.block, request.stream, size_bytes));
         }
         OutOfMemory { size_bytes }
     }
@@ -406,7 +392,7 @@ impl Allocator for Gmlake {
 
     fn empty_cache<E: Env>(&mut self, env: &mut E) {
         if E::LOG {
-            env.log(notice(ActionKind::EmptyCache, StreamId::NONE, 0));
+            env.log(Action::notice(ActionKind::EmptyCache, BlockId::NONE, StreamId::NONE, 0));
         }
         self.wait(env);
         self.release_cache(env);

@@ -11,7 +11,7 @@
 use super::blocks::Block;
 use super::chunks::{CHUNK_BYTES, NO_CHUNK, Run};
 use super::config::Policy;
-use super::gmlake::{Gmlake, LARGE, NONE, SMALL, kind_of, notice, set_of, stream_of};
+use super::gmlake::{Gmlake, LARGE, NONE, SMALL, kind_of, set_of, stream_of};
 use crate::alloc::free_set::Entry;
 use crate::alloc::{Action, ActionKind, BlockState, Env, LayoutBlock, Request};
 use crate::device::sim::UNLIMITED_TOTAL_BYTES;
@@ -97,8 +97,8 @@ impl Gmlake {
     /// Logs that no segment was to be had.
     pub(super) fn log_refused<E: Env>(&self, env: &mut E, size_bytes: u64, request: Request) {
         if E::LOG {
-            let refused = notice(ActionKind::DeviceRefused, request.stream, size_bytes);
-            env.log(Action { block: request.block, ..refused });
+            let kind = ActionKind::DeviceRefused;
+            env.log(Action::notice(kind, request.block, request.stream, size_bytes));
         }
     }
 

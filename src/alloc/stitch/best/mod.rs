@@ -351,15 +351,7 @@ impl Best {
         self.counts.ooms += 1;
         if E::LOG {
             for kind in [ActionKind::DeviceRefused, ActionKind::Oom] {
-                env.log(Action {
-                    kind,
-                    block: request.block,
-                    segment: u32::MAX,
-                    stream: request.stream,
-                    offset_bytes: 0,
-                    size_bytes,
-                    address: 0,
-                });
+                env.log(Action::notice(kind, request.block, request.stream, size_bytes));
             }
         }
         OutOfMemory { size_bytes }
@@ -470,6 +462,9 @@ impl Allocator for Best {
     }
 
     fn empty_cache<E: Env>(&mut self, env: &mut E) {
+        if E::LOG {
+            env.log(Action::notice(ActionKind::EmptyCache, BlockId::NONE, StreamId::NONE, 0));
+        }
         self.wait(env);
         for arena in 0..self.heap.arenas.len() as u32 {
             self.trim(env, arena, u64::MAX);
