@@ -87,13 +87,6 @@ impl Config {
                 }
             },
         };
-        let cost = |call, bytes| costs.map_or(0.0, |costs| costs.cost_ns(call, bytes));
-        let made_ns = |bytes| {
-            [DeviceCall::Create, DeviceCall::Map, DeviceCall::SetAccess]
-                .into_iter()
-                .map(|call| cost(call, bytes))
-                .sum::<f64>()
-        };
         Ok(Config {
             piece_bytes,
             slack,
@@ -103,11 +96,11 @@ impl Config {
                 .unwrap_or(UNLIMITED_TOTAL_BYTES)
                 .max(UNLIMITED_TOTAL_BYTES),
             limit_bytes: inputs.limit_bytes.or(inputs.recorded_limit_bytes),
-            map_ns: cost(DeviceCall::Map, piece_bytes) + cost(DeviceCall::SetAccess, piece_bytes),
-            byte_ns: match costs {
-                Some(_) => made_ns(GRANULARITY_BYTES) / GRANULARITY_BYTES as f64,
-                None => f64::INFINITY,
-            },
+            map_ns: costs.map_or(0.0, |costs| {
+                let map_ns = costs.cost_ns(DeviceCall::Map, piece_bytes);
+                map_ns + costs.cost_ns(DeviceCall::SetAccess, piece_bytes)
+            }),
+            byte_ns: costs.map_or(f64::INFINITY, |costs| made_byte_ns(costs, GRANULARITY_BYTES)),
         })
     }
 
@@ -134,17 +127,20 @@ fn take_size(params: &mut Params, key: &'static str) -> Result<Option<u64>, Spec
     }
 }
 
+/// What a byte of new memory costs in pieces of a size, in nanoseconds.
+fn made_byte_ns(costs: &CostProfile, piece_bytes: u64) -> f64 {
+    let calls = [DeviceCall::Create, DeviceCall::Map, DeviceCall::SetAccess];
+    calls.iter().map(|&call| costs.cost_ns(call, piece_bytes)).sum::<f64>() / piece_bytes as f64
+}
+
 /// The smallest power of two at which memory in pieces costs at most twice what it costs in the
 /// segments of PyTorch's allocator: pieces are cheap enough from there on, and smaller ones leave
 /// less memory where it cannot be stitched.
 fn piece_bytes_by_cost(costs: &CostProfile) -> u64 {
-    let per_byte = |calls: &[DeviceCall], bytes: u64| {
-        calls.iter().map(|&call| costs.cost_ns(call, bytes)).sum::<f64>() / bytes as f64
-    };
-    let wanted_ns = 2.0 * per_byte(&[DeviceCall::Malloc], SEGMENT_BYTES);
-    let made = [DeviceCall::Create, DeviceCall::Map, DeviceCall::SetAccess];
+    let segment_ns = costs.cost_ns(DeviceCall::Malloc, SEGMENT_BYTES);
+    let wanted_ns = 2.0 * segment_ns / SEGMENT_BYTES as f64;
     let mut piece_bytes = GRANULARITY_BYTES;
-    while piece_bytes < PIECE_BYTES_MAX && per_byte(&made, piece_bytes) > wanted_ns {
+    while piece_bytes < PIECE_BYTES_MAX && made_byte_ns(costs, piece_bytes) > wanted_ns {
         piece_bytes *= 2;
     }
     piece_bytes

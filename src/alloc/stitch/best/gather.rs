@@ -26,6 +26,8 @@ pub(super) struct Gathered {
     pub(super) skip_bytes: u64,
     /// Room for a block.
     pub(super) bytes: u64,
+    /// Free blocks that were looked at, at most.
+    pub(super) runs_max: usize,
 }
 
 impl Gathered {
@@ -52,7 +54,7 @@ impl Best {
         let heap = &self.heap;
         let free = heap.arenas[arena as usize].free.at_least(UNIT_BYTES / 2).rev();
         let mut runs: Vec<Run> = free.take(runs_max).map(|entry| heap.run(entry.block)).collect();
-        let mut got = Gathered::default();
+        let mut got = Gathered { runs_max, ..Gathered::default() };
         if let Some(first) = take_largest(&mut runs, |run| run.back)
             && let Some((piece, bytes)) = first.back
         {

@@ -281,7 +281,6 @@ impl Best {
     /// Gives free pieces of an arena back until `wanted_bytes` came back. Says how many did.
     pub(super) fn trim<E: Env>(&mut self, env: &mut E, arena: u32, wanted_bytes: u64) -> u64 {
         let free = self.heap.arenas[arena as usize].free.at_least(UNIT_BYTES).rev();
-        // Pieces without a handle are those that a device did not unmap.
         let mut pieces: Vec<u32> = Vec::new();
         for entry in free {
             pieces.extend(self.heap.pieces_in(entry.block));
@@ -334,11 +333,6 @@ impl Best {
         if is_whole && env.device().address_free(address, size_bytes).is_ok() {
             self.heap.drop_slab(block);
         }
-    }
-
-    /// What one more piece in a view costs, in nanoseconds.
-    pub(super) fn view_cost_ns(&self, got: &Gathered) -> f64 {
-        got.pieces.len() as f64 * self.config.map_ns
     }
 
     fn memory_action(&self, kind: ActionKind, slab: u32, address: u64, size_bytes: u64) -> Action {

@@ -452,45 +452,42 @@ impl Heap {
         (block.state == State::Free && block.end() >= start + size_bytes).then_some(at)
     }
 
-    /// All pieces that lie wholly in a block.
-    pub(super) fn pieces_in(&self, id: u32) -> Vec<u32> {
-        let block = self.blocks[id as usize];
+    /// The pieces behind a block that has memory, in order; the first and the last may reach beyond
+    /// it.
+    pub(super) fn pieces_over(&self, block: &Block) -> impl Iterator<Item = (u32, &Piece)> {
         let slab = &self.slabs[block.slab as usize];
-        let mut at = slab.unit_border(block.address);
-        let mut pieces = Vec::new();
-        while at < block.end() {
+        let (mut at, end) = (block.address, block.end());
+        std::iter::from_fn(move || {
+            if at >= end {
+                return None;
+            }
             let id = slab.units[slab.unit(at)];
             let piece = &self.pieces[id as usize];
-            if piece.address == at && piece.end() <= block.end() {
-                pieces.push(id);
-            }
             at = piece.end();
-        }
-        pieces
+            Some((id, piece))
+        })
+    }
+
+    /// All pieces that lie wholly in a block.
+    pub(super) fn pieces_in(&self, id: u32) -> impl Iterator<Item = u32> {
+        let block = &self.blocks[id as usize];
+        let is_inside =
+            |piece: &Piece| block.address <= piece.address && piece.end() <= block.end();
+        self.pieces_over(block).filter(move |(_, piece)| is_inside(piece)).map(|(id, _)| id)
     }
 
     /// What a free block has of pieces.
     pub(super) fn run(&self, id: u32) -> Run {
-        let block = self.blocks[id as usize];
-        let slab = &self.slabs[block.slab as usize];
+        let block = &self.blocks[id as usize];
         let mut run = Run::default();
-        let mut at = block.address;
-        while at < block.end() {
-            let id = slab.units[slab.unit(at)];
-            let piece = &self.pieces[id as usize];
-            let begins = piece.address == at;
-            let ends = piece.end() <= block.end();
-            let start = std::mem::replace(&mut at, piece.end());
-            if piece.handle.is_none() {
-                continue;
-            }
-            match (begins, ends) {
+        for (id, piece) in self.pieces_over(block).filter(|(_, piece)| piece.handle.is_some()) {
+            match (block.address <= piece.address, piece.end() <= block.end()) {
                 (true, true) => {
                     run.whole.push(id);
                     run.whole_bytes += piece.size_bytes;
                 }
-                (true, false) => run.front = Some((id, block.end() - start)),
-                (false, true) => run.back = Some((id, piece.end() - start)),
+                (true, false) => run.front = Some((id, block.end() - piece.address)),
+                (false, true) => run.back = Some((id, piece.end() - block.address)),
                 (false, false) => {}
             }
         }

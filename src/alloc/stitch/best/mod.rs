@@ -61,7 +61,7 @@ use crate::alloc::{
 use crate::device::Device;
 use crate::units::{BlockId, MIB, StreamId};
 use config::Config;
-use gather::{RUNS_MAX, RUNS_USUAL};
+use gather::{Gathered, RUNS_MAX, RUNS_USUAL};
 use heap::{Heap, Live, NONE, State, UNIT_BYTES};
 
 pub(super) use config::help;
@@ -105,6 +105,12 @@ struct Counts {
     ticks: u64,
 }
 
+/// The arena of a request.
+#[inline]
+fn arena_index(stream: StreamId, size_bytes: u64) -> usize {
+    stream.index() * 2 + usize::from(size_bytes <= SMALL_BYTES)
+}
+
 impl Best {
     /// Builds the allocator.
     ///
@@ -137,7 +143,7 @@ impl Best {
 
     #[inline]
     fn arena(&mut self, stream: StreamId, size_bytes: u64) -> u32 {
-        let arena = stream.index() * 2 + usize::from(size_bytes <= SMALL_BYTES);
+        let arena = arena_index(stream, size_bytes);
         if arena >= self.heap.arenas.len() {
             self.heap.arenas.resize_with(arena + 1, Default::default);
         }
@@ -187,43 +193,47 @@ impl Best {
     fn take_new<E: Env>(&mut self, env: &mut E, arena: u32, size_bytes: u64) -> Option<u32> {
         self.active_bytes_peak =
             self.active_bytes_peak.max(self.levels.active_bytes.saturating_add(size_bytes));
-        let place = self.place_for(arena, size_bytes);
-        let pays = self.view_pays(arena, size_bytes, place.more_bytes);
-        let first = pays.then(|| self.take_stitched(env, arena, size_bytes, RUNS_USUAL)).flatten();
-        if first.is_some() {
-            return first;
+        let mut place = self.place_for(arena, size_bytes);
+        if let Some(got) = self.view_that_pays(arena, size_bytes, place.more_bytes) {
+            let first = self.take_stitched(env, arena, size_bytes, got);
+            if first.is_some() {
+                return first;
+            }
+            place = self.place_for(arena, size_bytes);
         }
-        let place = self.place_for(arena, size_bytes);
         if self.add_memory(env, arena, place) {
             return self.take_home(arena, size_bytes);
         }
-        self.take_stitched(env, arena, size_bytes, RUNS_MAX)
+        if size_bytes <= SMALL_BYTES {
+            return None;
+        }
+        let got = self.gather(arena, size_bytes, RUNS_MAX);
+        self.take_stitched(env, arena, size_bytes, got)
     }
 
-    /// Whether a view is worth it against adding `home_bytes` of memory at home.
-    fn view_pays(&self, arena: u32, size_bytes: u64, home_bytes: u64) -> bool {
+    /// What a view would be made of, if it is worth it against adding `home_bytes` of memory at
+    /// home.
+    fn view_that_pays(&self, arena: u32, size_bytes: u64, home_bytes: u64) -> Option<Gathered> {
         let slack_bytes = (self.active_bytes_peak as f64 * self.config.slack) as u64;
         let grown_bytes = self.levels.reserved_bytes.saturating_add(home_bytes);
         if size_bytes <= SMALL_BYTES || grown_bytes <= self.active_bytes_peak + slack_bytes {
-            return false;
+            return None;
         }
         let got = self.gather(arena, size_bytes, RUNS_USUAL);
         let saved_bytes = home_bytes.saturating_sub(got.missing_bytes(size_bytes));
-        saved_bytes > 0 && self.view_cost_ns(&got) <= saved_bytes as f64 * self.config.byte_ns
+        let cost_ns = got.pieces.len() as f64 * self.config.map_ns;
+        let pays = saved_bytes > 0 && cost_ns <= saved_bytes as f64 * self.config.byte_ns;
+        pays.then_some(got)
     }
 
-    /// A block in a new view of what is free, and of new memory for what is missing.
+    /// A block in a new view of what was gathered, and of new memory for what is missing.
     fn take_stitched<E: Env>(
         &mut self,
         env: &mut E,
         arena: u32,
         size_bytes: u64,
-        runs_max: usize,
+        mut got: Gathered,
     ) -> Option<u32> {
-        if size_bytes <= SMALL_BYTES {
-            return None;
-        }
-        let mut got = self.gather(arena, size_bytes, runs_max);
         let more_bytes = got.missing_bytes(size_bytes);
         if more_bytes > 0 {
             let place = self.place_of(arena, more_bytes);
@@ -234,7 +244,7 @@ impl Best {
             if let Some(first) = self.take_home(arena, size_bytes) {
                 return Some(first);
             }
-            got = self.gather(arena, size_bytes, runs_max);
+            got = self.gather(arena, size_bytes, got.runs_max);
         }
         if got.bytes < size_bytes {
             return None;
@@ -248,7 +258,7 @@ impl Best {
     /// What can be had by waiting for the device.
     #[cold]
     fn take_after_wait<E: Env>(&mut self, env: &mut E, arena: u32, size_bytes: u64) -> Option<u32> {
-        if !self.waiting_may_help(env, arena, size_bytes) {
+        if !self.waiting_may_help(env, size_bytes) {
             return None;
         }
         self.counts.alloc_retries += 1;
@@ -271,16 +281,13 @@ impl Best {
     }
 
     /// Whether there is anything to wait for, and all that could come of it is enough.
-    fn waiting_may_help<E: Env>(&self, env: &mut E, arena: u32, size_bytes: u64) -> bool {
+    fn waiting_may_help<E: Env>(&self, env: &mut E, size_bytes: u64) -> bool {
         let Levels { allocated_bytes, active_bytes, reserved_bytes } = self.levels;
-        let free_elsewhere = self.heap.arenas.iter().enumerate().any(|(other, free)| {
-            other != arena as usize && free.free.at_least(UNIT_BYTES).next().is_some()
-        });
-        let own = self.heap.arenas[arena as usize].free.at_least(UNIT_BYTES).next().is_some();
+        let any_free =
+            self.heap.arenas.iter().any(|arena| arena.free.at_least(UNIT_BYTES).next().is_some());
         let device_bytes = env.device().memory_info().free_bytes.min(self.room_to_limit_bytes());
         let could_be_free = (reserved_bytes - allocated_bytes).saturating_add(device_bytes);
-        let something = active_bytes > allocated_bytes || free_elsewhere || own;
-        something && could_be_free >= size_bytes
+        (active_bytes > allocated_bytes || any_free) && could_be_free >= size_bytes
     }
 
     /// Waits for the device: no freed memory is in use after that. Says whether anything was.
@@ -380,7 +387,8 @@ impl Best {
     /// Tells a block piece by piece: a piece can be given back if all of it is free.
     fn lay_out(&self, id: u32, owner: (BlockId, u64), visit: &mut dyn FnMut(LayoutBlock)) {
         let block = &self.heap.blocks[id as usize];
-        let slab = &self.heap.slabs[block.slab as usize];
+        let stream = StreamId(self.heap.slabs[block.slab as usize].arena / 2);
+        let pool = self.heap.slabs[block.slab as usize].arena % 2;
         let state = match block.state {
             State::Free => BlockState::Free,
             State::Used => BlockState::Allocated,
@@ -388,10 +396,8 @@ impl Best {
             State::Unmapped => return,
         };
         let (request, mut requested_left) = owner;
-        let mut at = block.address;
-        while at < block.end() {
-            let piece = slab.units[((at - slab.base) / UNIT_BYTES) as usize];
-            let piece = &self.heap.pieces[piece as usize];
+        for (_, piece) in self.heap.pieces_over(block) {
+            let at = piece.address.max(block.address);
             let size_bytes = piece.end().min(block.end()) - at;
             let requested_bytes = requested_left.min(size_bytes);
             requested_left -= requested_bytes;
@@ -404,11 +410,10 @@ impl Best {
                 address: at,
                 size_bytes,
                 requested_bytes,
-                stream: StreamId(slab.arena / 2),
-                pool: slab.arena % 2,
+                stream,
+                pool,
                 state,
             });
-            at += size_bytes;
         }
     }
 }
@@ -482,7 +487,7 @@ impl Allocator for Best {
     }
 
     fn largest_hole(&self, request: Request) -> u64 {
-        let arena = request.stream.index() * 2 + usize::from(request.size_bytes <= SMALL_BYTES);
+        let arena = arena_index(request.stream, request.size_bytes);
         let Some(arena) = self.heap.arenas.get(arena) else { return 0 };
         let home = arena.free.largest().map_or(0, |entry| entry.size_bytes);
         let views = arena.views.iter().flatten().filter_map(|&id| {
