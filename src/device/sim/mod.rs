@@ -279,13 +279,6 @@ impl Sim {
         }
     }
 
-    /// The reservation that holds all of [address, address + size), and its base.
-    fn reservation_of(&mut self, address: u64, size_bytes: u64) -> Option<(u64, &mut Reservation)> {
-        let end = address.checked_add(size_bytes)?;
-        let (&base, reservation) = self.reservations.range_mut(..=address).next_back()?;
-        (end <= base + reservation.size_bytes).then_some((base, reservation))
-    }
-
     /// Slots of the pieces that exactly tile the range; any other range makes the call invalid.
     /// Takes them out of the page table if `remove`.
     fn tiles(
@@ -299,7 +292,8 @@ impl Sim {
         if !is_whole_units(size_bytes) {
             return Err(invalid);
         }
-        let (base, reservation) = self.reservation_of(address, size_bytes).ok_or(invalid)?;
+        let (base, reservation) =
+            reservation_of(&mut self.reservations, address, size_bytes).ok_or(invalid)?;
         let first = page_index(address - base);
         let end = first + page_index(size_bytes);
         let at_border = (address - base).is_multiple_of(GRANULARITY_BYTES)
@@ -327,21 +321,21 @@ impl Sim {
         slots: &[u32],
         mapped: &mut usize,
     ) -> Result<(), DeviceError> {
-        let sizes: Vec<u64> =
-            slots.iter().map(|&slot| self.pieces[slot as usize].size_bytes).collect();
-        let size_bytes = sizes.iter().sum();
+        let size = |&slot: &u32| self.pieces[slot as usize].size_bytes;
+        let size_bytes = slots.iter().map(size).sum();
         let invalid = DeviceError::Invalid { call: DeviceCall::Map, address, size_bytes };
         let mappings_max = self.mappings_max;
         let room = mappings_max.saturating_sub(self.mappings);
-        let (base, reservation) = self.reservation_of(address, size_bytes).ok_or(invalid)?;
+        let (base, reservation) =
+            reservation_of(&mut self.reservations, address, size_bytes).ok_or(invalid)?;
         if !(address - base).is_multiple_of(GRANULARITY_BYTES) {
             return Err(invalid);
         }
         let mut first = page_index(address - base);
         let mut count = 0;
         let mut refusal = None;
-        for (&slot, size_bytes) in slots.iter().zip(sizes) {
-            let pages = page_index(size_bytes);
+        for &slot in slots {
+            let pages = page_index(size(&slot));
             if count as u64 >= room {
                 refusal = Some(DeviceError::TooManyMappings { mappings_max });
                 break;
@@ -360,6 +354,17 @@ impl Sim {
         *mapped += count;
         refusal.map_or(Ok(()), Err)
     }
+}
+
+/// The reservation that holds all of [address, address + size), and its base.
+fn reservation_of(
+    reservations: &mut BTreeMap<u64, Reservation>,
+    address: u64,
+    size_bytes: u64,
+) -> Option<(u64, &mut Reservation)> {
+    let end = address.checked_add(size_bytes)?;
+    let (&base, reservation) = reservations.range_mut(..=address).next_back()?;
+    (end <= base + reservation.size_bytes).then_some((base, reservation))
 }
 
 /// Units of 2 MiB in a number of bytes. The caller knows that so many exist.
