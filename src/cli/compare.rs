@@ -424,8 +424,8 @@ fn write_all(outputs: &Outputs, traces: &[TraceRows], console: &Console) -> anyh
     Ok(())
 }
 
-fn all_rows(traces: &[TraceRows]) -> Vec<Compared> {
-    traces.iter().flat_map(|trace| &trace.rows).cloned().collect()
+fn all_rows(traces: &[TraceRows]) -> Vec<&Compared> {
+    traces.iter().flat_map(|trace| &trace.rows).collect()
 }
 
 /// The comparison as text.

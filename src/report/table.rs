@@ -179,12 +179,12 @@ pub fn write_timeline(
     write(&timeline_columns(labelled), parts, format, writer)
 }
 
-fn comparison_columns() -> Vec<Column<Compared>> {
+fn comparison_columns<'r>() -> Vec<Column<&'r Compared>> {
     fn smallest(row: &Compared) -> Option<&SmallestCapacity> {
         row.smallest_capacity.as_ref()
     }
     vec![
-        word("trace", |_, row: &Compared| &row.result.trace.name),
+        word("trace", |_, row: &&Compared| &row.result.trace.name),
         word("allocator", |_, row| &row.result.allocator.name),
         word("profile", |_, row| &row.result.device.profile),
         number("capacity_bytes", |row| row.result.device.capacity_bytes),
@@ -210,7 +210,7 @@ fn comparison_columns() -> Vec<Column<Compared>> {
         number("allocator_device_ns", |row| Some(row.result.time.allocator_device_ns)),
         number("recorded_ns", |row| Some(row.result.time.recorded_ns)),
         number("simulated_ns", |row| Some(row.result.time.simulated_ns)),
-        fraction("time_share", Compared::time_share),
+        fraction("time_share", |row| row.time_share()),
         number("smallest_capacity_bytes", |row| smallest(row)?.capacity_bytes),
         number("over_requested_bytes", |row| smallest(row)?.over_requested_bytes),
         fraction("over_requested", |row| smallest(row)?.over_requested),
@@ -228,7 +228,7 @@ fn comparison_columns() -> Vec<Column<Compared>> {
 /// # Errors
 /// If the writer fails or this program cannot write Parquet.
 pub fn write_comparison(
-    rows: &[Compared],
+    rows: &[&Compared],
     format: TableFormat,
     writer: &mut (impl Write + Send),
 ) -> Result<(), TableError> {
