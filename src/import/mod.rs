@@ -1,4 +1,5 @@
-//! Other people's files → traces: snapshots of PyTorch's allocator, RMM logs.
+//! Other people's files → traces: snapshots of PyTorch's allocator, RMM logs, logs of STAlloc,
+//! MiniMalloc's buffers.
 //!
 //! Importers never panic, never execute what they read, and return the trace with their warnings.
 //! No field of a file sizes an allocation; memory grows with the bytes that are really there.
@@ -7,16 +8,20 @@
 //!   bytes ── pickle ── torch_snapshot ── torch_history ──┐
 //!            stack     dicts → packed    entries →       ├── truth ── Trace + warnings
 //!            machine   records           events          │   what the pickle lacks
-//!   bytes ── rmm_csv ────────────────────────────────────┘
+//!   bytes ── rmm_csv | stalloc_log ──────────────────────┘
 //! ```
 //!
 //! One more format is one more file here, a variant of [`TraceFormat`] and an arm in
-//! [`read_trace`].
+//! [`read_trace`]. MiniMalloc's CSV is a packing problem first: its rows
+//! stay as they are, and make a trace where one is asked for.
 
 mod intern;
+mod minimalloc_csv;
+mod minimalloc_trace;
 mod pickle;
 mod refusals;
 mod rmm_csv;
+mod stalloc_log;
 mod torch_history;
 mod torch_snapshot;
 mod truth;
@@ -27,14 +32,20 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+pub use minimalloc_csv::{
+    MinimallocColumn, MinimallocCsv, MinimallocError, MinimallocField, MinimallocGap,
+    MinimallocRow, MinimallocWriteError, read_minimalloc_csv, write_minimalloc_csv,
+};
+pub use minimalloc_trace::trace_from_minimalloc;
 pub use pickle::PickleError;
 pub use rmm_csv::{RmmError, read_rmm_csv};
+pub use stalloc_log::{StallocLogError, StallocLogOptions, read_stalloc_log, write_stalloc_log};
 pub use torch_history::{KnownMemory, trace_from_snapshot};
 pub use torch_snapshot::{
     RawAction, RawAnnotation, RawBlock, RawBlockState, RawEntry, RawSegment, RawSettings,
     RawSnapshot, SnapshotError, read_torch_snapshot,
 };
-pub use truth::TruthError;
+pub use truth::{TruthError, trace_name};
 
 use crate::trace::{
     FileError, Input, InvalidTrace, NativeError, TextError, Trace, TraceFormat, read_native,
@@ -43,7 +54,7 @@ use crate::trace::{
 #[cfg(feature = "analytics")]
 use crate::trace::{ParquetError, read_parquet};
 use refusals::room_from_refusals;
-use truth::{TruthFile, limit_from_settings, trace_name};
+use truth::{TruthFile, limit_from_settings};
 
 /// A trace and what should be known about how it was read.
 #[derive(Debug)]
@@ -90,6 +101,24 @@ pub enum ImportError {
         /// What is wrong.
         #[source]
         source: RmmError,
+    },
+    /// A log of STAlloc is wrong.
+    #[error("{file}: {source}")]
+    StallocLog {
+        /// The file.
+        file: String,
+        /// What is wrong.
+        #[source]
+        source: StallocLogError,
+    },
+    /// A CSV of buffers is wrong.
+    #[error("{file}: {source}")]
+    Minimalloc {
+        /// The file.
+        file: String,
+        /// What is wrong.
+        #[source]
+        source: MinimallocError,
     },
     /// A native trace is wrong.
     #[error("{file}: {source}")]
@@ -145,12 +174,27 @@ pub enum ImportError {
 /// # Errors
 /// One clear line with file and position.
 pub fn read_trace(path: &Path, options: &ReadOptions) -> Result<Imported, ImportError> {
-    let input = open(path, options)?;
+    read_input(path, open_input(path, options)?, options)
+}
+
+/// Reads a trace from an input that is open already; `path` names it.
+///
+/// # Errors
+/// One clear line with file and position.
+pub fn read_input(
+    path: &Path,
+    input: Input,
+    options: &ReadOptions,
+) -> Result<Imported, ImportError> {
     let file = || path.display().to_string();
     let alone = |trace| Imported { trace, warnings: Vec::new() };
     let mut imported = match input.format()? {
         TraceFormat::Pickle => return import_snapshot(path, input.reader, options),
         TraceFormat::RmmCsv => return import_rmm_csv(path, input.reader),
+        TraceFormat::StallocLog => read_stalloc_log(input.reader)
+            .map(|(trace, warnings)| Imported { trace, warnings })
+            .map_err(|source| ImportError::StallocLog { file: file(), source })?,
+        TraceFormat::MinimallocCsv => return import_minimalloc_csv(path, input.reader),
         TraceFormat::NativeJson => read_native(input.reader)
             .map(alone)
             .map_err(|source| ImportError::Native { file: file(), source })?,
@@ -200,6 +244,17 @@ pub fn import_rmm_csv(path: &Path, reader: impl Read) -> Result<Imported, Import
     checked(path, Imported { trace, warnings })
 }
 
+/// Reads MiniMalloc's CSV as a trace. `path` names it.
+///
+/// # Errors
+/// The first malformed line.
+pub fn import_minimalloc_csv(path: &Path, reader: impl Read) -> Result<Imported, ImportError> {
+    let wrong = |source| ImportError::Minimalloc { file: path.display().to_string(), source };
+    let (mut trace, warnings) = trace_from_minimalloc(&read_minimalloc_csv(reader).map_err(wrong)?);
+    trace.header.name = trace_name(path).unwrap_or_default();
+    checked(path, Imported { trace, warnings })
+}
+
 fn checked(path: &Path, imported: Imported) -> Result<Imported, ImportError> {
     match validate(&imported.trace) {
         Ok(()) => Ok(imported),
@@ -224,7 +279,17 @@ fn read_parquet_trace(input: Input) -> Result<Trace, ImportError> {
     Err(ImportError::NoParquet { file: input.path.display().to_string() })
 }
 
-fn open(path: &Path, options: &ReadOptions) -> Result<Input, FileError> {
+/// A line for everything that was met at least once: how often, and what.
+fn counted_warnings(met: &[(u64, &str)]) -> Vec<String> {
+    let met = met.iter().filter(|(count, _)| *count > 0);
+    met.map(|(count, text)| format!("{count} {text}")).collect()
+}
+
+/// Opens a file, or standard input for `-`, and looks at its beginning.
+///
+/// # Errors
+/// If it cannot be read or decompressed.
+pub fn open_input(path: &Path, options: &ReadOptions) -> Result<Input, FileError> {
     let Some(bytes) = options.progress.clone() else { return Input::open(path) };
     let raw: Box<dyn Read + Send> = if path.as_os_str() == "-" {
         Box::new(io::stdin())

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::io::Read;
 
+use super::counted_warnings;
 use crate::trace::{
     BLOCK_BYTES_MAX, Block, Event, Header, History, Op, Recording, Role, Source, SourceKind,
     Stream, Trace,
@@ -238,26 +239,22 @@ impl Log {
     }
 
     fn finish(mut self) -> (Trace, Vec<String>) {
-        let mut warnings = Vec::new();
-        let mut warn = |count: u64, text: &str| {
-            if count > 0 {
-                warnings.push(format!("{count} {text}"));
-            }
-        };
-        warn(
-            self.frees_without_alloc,
-            "frees of blocks that were allocated before the log begins are left out",
-        );
-        warn(
-            self.frees_lost,
-            "allocates at addresses that were still in use: the older blocks are never freed",
-        );
-        warn(
-            self.frees_elsewhere,
-            "frees on another stream than the allocate's: taken as frees on the allocate's stream",
-        );
-        warn(self.sizes_zero, "rows of 0 bytes are left out");
-        warn(self.times_back, "rows are earlier than the one before: their times were raised");
+        let warnings = counted_warnings(&[
+            (
+                self.frees_without_alloc,
+                "frees of blocks that were allocated before the log begins are left out",
+            ),
+            (
+                self.frees_lost,
+                "allocates at addresses that were still in use: the older blocks are never freed",
+            ),
+            (
+                self.frees_elsewhere,
+                "frees on another stream than the allocate's: taken as frees on the allocate's stream",
+            ),
+            (self.sizes_zero, "rows of 0 bytes are left out"),
+            (self.times_back, "rows are earlier than the one before: their times were raised"),
+        ]);
         let is_alloc = |event: &&Event| matches!(event.op, Op::Alloc(_));
         let allocs = self.trace.events.iter().filter(is_alloc).count() as u64;
         self.trace.header = Header {

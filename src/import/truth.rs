@@ -173,7 +173,7 @@ fn truth_path(snapshot: &Path) -> Option<PathBuf> {
 }
 
 /// The NAME of `NAME.pickle.gz` or of any other file; nothing for standard input.
-pub(super) fn trace_name(path: &Path) -> Option<String> {
+pub fn trace_name(path: &Path) -> Option<String> {
     let file = path.file_name()?.to_str()?;
     if file == "-" {
         return None;

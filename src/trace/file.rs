@@ -80,6 +80,10 @@ pub enum TraceFormat {
     Pickle,
     /// RMM CSV.
     RmmCsv,
+    /// A log of STAlloc's recorder.
+    StallocLog,
+    /// MiniMalloc's CSV of buffers.
+    MinimallocCsv,
 }
 
 impl TraceFormat {
@@ -106,8 +110,38 @@ impl TraceFormat {
         if head.starts_with(b"Thread,Time,Action") {
             return Some(TraceFormat::RmmCsv);
         }
+        if is_stalloc_log(head) {
+            return Some(TraceFormat::StallocLog);
+        }
+        if names_buffers(head) {
+            return Some(TraceFormat::MinimallocCsv);
+        }
         Some(TraceFormat::Text)
     }
+}
+
+/// Whether the first line that is not empty is one of STAlloc's recorder: a request, `1 PTR SIZE
+/// STREAM` or `0 PTR SIZE STREAM`, or one of its marks. No line of the text form begins so.
+fn is_stalloc_log(head: &[u8]) -> bool {
+    let head = String::from_utf8_lossy(head);
+    let Some(line) = head.lines().find(|line| !line.trim().is_empty()) else { return false };
+    let line = line.trim();
+    let marks = ["Iteration Index :", "micro-batch :"];
+    let request = || {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+        matches!(fields[..], ["0" | "1", pointer, size, _]
+            if digits(size) && (pointer == "0" || pointer.starts_with("0x")))
+    };
+    marks.iter().any(|mark| line.starts_with(mark)) || line.contains(" Layer : ") || request()
+}
+
+/// Whether the first line has the columns of buffers: a size, and when life begins and ends.
+fn names_buffers(head: &[u8]) -> bool {
+    let line = head.split(|&byte| byte == b'\n').next().unwrap_or_default();
+    let names: Vec<&[u8]> = line.split(|&byte| byte == b',').map(<[u8]>::trim_ascii).collect();
+    let any = |wanted: &[&[u8]]| names.iter().any(|name| wanted.contains(name));
+    any(&[b"size"]) && any(&[b"lower", b"begin", b"start"]) && any(&[b"upper", b"end"])
 }
 
 /// A file could not be read or written.
@@ -204,7 +238,8 @@ impl Input {
                 self.head.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
             let message = format!(
                 "not a trace: begins with the bytes {}, expected a torch snapshot (pickle, \
-                 protocol 2 to 5), Parquet, native JSON, RMM CSV or the text form",
+                 protocol 2 to 5), Parquet, native JSON, RMM CSV, MiniMalloc CSV, a log of STAlloc or \
+                 the text form",
                 begin.join(" ")
             );
             FileError::other(&self.path, message)

@@ -13,6 +13,10 @@ pub enum SourceKind {
     TorchSnapshot,
     /// A log of RMM's logging resource adaptor.
     RmmCsv,
+    /// A log of STAlloc's recorder.
+    StallocLog,
+    /// Buffers with lifetimes in MiniMalloc's CSV.
+    MinimallocCsv,
     /// Written by a person in the text form.
     Text,
     /// Generated from a model description.

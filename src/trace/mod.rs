@@ -15,6 +15,7 @@
 
 mod file;
 mod header;
+mod hooked;
 mod native;
 #[cfg(feature = "analytics")]
 mod parquet;
@@ -31,6 +32,7 @@ pub use header::{
     AddressPolicy, DeviceCall, DeviceInfo, Expectation, Fault, FaultWhen, Header, History, Source,
     SourceKind, reservation_span_bytes, room_on_device,
 };
+pub use hooked::{HookedModule, backward_phase};
 pub use native::{NATIVE_VERSION, NativeError, read_native, write_native};
 #[cfg(feature = "analytics")]
 pub use parquet::{ParquetError, read_parquet, write_parquet};
