@@ -214,7 +214,11 @@ impl<F: FreeOrder> OneRange<F> {
 }
 
 /// New memory at an address: created, mapped, made accessible. All or nothing.
-fn map_piece<D: Device>(device: &mut D, address: u64, size_bytes: u64) -> Option<PhysicalHandle> {
+pub(super) fn map_piece<D: Device>(
+    device: &mut D,
+    address: u64,
+    size_bytes: u64,
+) -> Option<PhysicalHandle> {
     let handle = device.create(size_bytes).ok()?;
     let mapped = device.map(address, handle).is_ok();
     if mapped && device.set_access(address, size_bytes).is_ok() {

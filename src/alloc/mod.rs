@@ -45,15 +45,19 @@ mod first_fit;
 mod free_set;
 mod heap;
 pub mod native;
+pub mod planned;
 pub mod registry;
 pub mod spec;
 pub mod stitch;
+
+use std::sync::Arc;
 
 use serde::Serialize;
 
 use crate::device::{CostProfile, Device};
 use crate::trace::{Block, Pool, StartLayout};
 use crate::units::{BlockId, PoolId, SettingsId, StreamId};
+use planned::{PlanFiles, PlanSummary, Profile};
 
 /// Every block that an allocator hands out starts at a multiple of this many bytes.
 pub const ALIGNMENT_BYTES: u64 = 512;
@@ -241,6 +245,16 @@ pub trait Allocator: Clone {
     /// The pool's owner lets it go.
     fn pool_delete<E: Env>(&mut self, _env: &mut E, _pool: PoolId) {}
 
+    /// A phase of the program begins: `step3.backward`. Allocators that do not follow the program's
+    /// course ignore it.
+    fn mark<E: Env>(&mut self, _env: &mut E, _phase: &str) {}
+
+    /// The program enters a module, by the name in the trace.
+    fn module_enter<E: Env>(&mut self, _env: &mut E, _module: &str) {}
+
+    /// The program leaves it.
+    fn module_leave<E: Env>(&mut self, _env: &mut E, _module: &str) {}
+
     /// What it holds now.
     fn levels(&self) -> Levels;
 
@@ -277,6 +291,11 @@ pub trait Allocator: Clone {
 
     /// PyTorch's own statistics under PyTorch's names, for allocators that keep them.
     fn torch_stats(&self) -> Option<Vec<(String, i64)>> {
+        None
+    }
+
+    /// What was planned ahead and what became of it, for allocators that plan.
+    fn plan_summary(&self) -> Option<PlanSummary> {
         None
     }
 
@@ -349,4 +368,8 @@ pub struct BuildInputs {
     /// Settings strings that the program gives while it runs, by [`SettingsId`]. Empty if other
     /// settings than the recorded ones are asked for.
     pub settings_changes: Vec<String>,
+    /// What an earlier run of the program showed, for allocators that plan ahead.
+    pub profile: Option<Arc<Profile>>,
+    /// A plan that is there already, for those that read the files of STAlloc (`plan=NAME`).
+    pub plan_files: Option<Arc<PlanFiles>>,
 }

@@ -7,6 +7,7 @@ use super::best_fit::{BestFit, FirstFit};
 use super::bfc::{self, Bfc};
 use super::caching::{self, Caching};
 use super::native::Native;
+use super::planned::{self, Planned};
 use super::spec::{AllocSpec, Params, SpecError};
 use super::stitch::{self, Stitch};
 use super::{Allocator, BuildInputs};
@@ -92,6 +93,8 @@ allocators! {
     "native", Native::build, "one device malloc per tensor: a bound that caches nothing", Vec::new();
     "stitch", Stitch::build, "GMLake: scattered free pieces get one range of addresses",
         stitch::parameter_help();
+    "planned", Planned::build, "offsets planned ahead from a profile; what differs goes on line",
+        planned::parameter_help();
 }
 
 #[cfg(test)]
@@ -118,6 +121,6 @@ mod tests {
         let said = error("expandable_segments:True");
         assert!(said.contains("--pytorch-conf expandable_segments:True, or"), "{said}");
         assert!(said.ends_with(" caching+expandable_segments=True"), "{said}");
-        assert!(error("cashing").ends_with(", stitch"), "no hint, only the names");
+        assert!(error("cashing").ends_with(", planned"), "no hint, only the names");
     }
 }

@@ -54,6 +54,15 @@ pub enum SpecError {
         /// The keys it knows.
         known: String,
     },
+    /// The allocator plans ahead, and there is nothing to plan from.
+    #[error(
+        "allocator {allocator} needs a profile, and this trace has no two steps (marks stepN.phase) to \
+         take one from: give another trace of the job as {allocator}+trace=FILE, or --profile-steps 1"
+    )]
+    NoProfile {
+        /// The allocator.
+        allocator: String,
+    },
     /// A value is not accepted.
     #[error("allocator {allocator}: {message}")]
     Value {

@@ -9,8 +9,8 @@
 
 use super::stats::{Kind, LARGE, SMALL};
 use super::{
-    Block, Caching, Found, NONE, OWN_SEGMENT_BYTES, SEGMENT_ROUNDING_BYTES, SMALL_SEGMENT_BYTES,
-    Segment, State, kind_of, set_of,
+    Block, Caching, Found, NONE, OWN_SEGMENT_BYTES, SMALL_SEGMENT_BYTES, Segment, State, kind_of,
+    set_of,
 };
 use crate::alloc::free_set::Entry;
 use crate::alloc::{Action, ActionKind, Env, OutOfMemory, Request};
@@ -86,7 +86,7 @@ impl Caching {
         } else if size_bytes < OWN_SEGMENT_BYTES {
             self.config.large_segment_size_bytes
         } else {
-            size_bytes.next_multiple_of(SEGMENT_ROUNDING_BYTES)
+            size_bytes.next_multiple_of(self.segment_rounding_bytes)
         }
     }
 

@@ -48,7 +48,7 @@ use super::{
 use crate::device::PhysicalHandle;
 use crate::device::sim::UNLIMITED_TOTAL_BYTES;
 use crate::trace::{self, StartLayout};
-use crate::units::{BlockId, MIB, PoolId, SettingsId, StreamId};
+use crate::units::{BlockId, Bytes, MIB, PoolId, SettingsId, StreamId};
 use config::MIN_BLOCK_BYTES;
 
 use pools::PrivatePool;
@@ -60,7 +60,7 @@ const SMALL_SIZE_BYTES: u64 = MIB;
 const SMALL_SEGMENT_BYTES: u64 = 2 * MIB;
 /// Sizes of at least this get a segment of their own size (kMinLargeAlloc).
 const OWN_SEGMENT_BYTES: u64 = 10 * MIB;
-/// Such segments are multiples of this (kRoundLarge).
+/// Such segments are multiples of this (kRoundLarge), unless `segment_rounding` says otherwise.
 const SEGMENT_ROUNDING_BYTES: u64 = 2 * MIB;
 /// A large remainder must exceed this to be split off (spec 3.8).
 const LARGE_REMAINDER_BYTES: u64 = MIB;
@@ -188,6 +188,8 @@ pub struct Caching {
     as_recorded: bool,
     /// Search again after a flush (`research_after_flush`).
     researches: bool,
+    /// What segments of their own size are multiples of (`segment_rounding`).
+    segment_rounding_bytes: u64,
     /// `max_split_size` of the settings at the beginning, for the statistic of that name.
     first_max_split_size_bytes: u64,
     failure: Option<String>,
@@ -216,6 +218,7 @@ pub(super) fn parameter_help() -> Vec<(&'static str, &'static str)> {
     let mut help = config::KEYS.to_vec();
     help.push(("torch", "release whose rules apply, as far as known: 2.11, the default, is exact"));
     help.push(("research_after_flush", "true: look for a free block again after a flush"));
+    help.push(("segment_rounding", "what segments of 10 MiB and more are multiples of; 2MiB"));
     help
 }
 
@@ -241,6 +244,18 @@ fn take_overrides(params: &mut Params) -> String {
         }
     }
     overrides.join(",")
+}
+
+/// What segments of their own size are multiples of: STAlloc's allocator, made from an older one of
+/// PyTorch, takes 512 bytes (specs/stalloc.md 3.4).
+fn take_segment_rounding(params: &mut Params) -> Result<u64, SpecError> {
+    let Some(text) = params.take("segment_rounding") else { return Ok(SEGMENT_ROUNDING_BYTES) };
+    let sizes = MIN_BLOCK_BYTES..=SEGMENT_ROUNDING_BYTES;
+    let bytes = text.parse().ok().map(|Bytes(bytes)| bytes);
+    bytes.filter(|bytes| bytes.is_power_of_two() && sizes.contains(bytes)).ok_or_else(|| {
+        let message = format!("segment_rounding={text}: expected a power of two, 512 to 2MiB");
+        params.value_error(message)
+    })
 }
 
 /// What comes of a settings string given at run time (spec 7.1), or why PyTorch would not survive
@@ -289,6 +304,7 @@ impl Caching {
                 return Err(params.value_error(message));
             }
         };
+        let segment_rounding_bytes = take_segment_rounding(&mut params)?;
         let with_overrides = |settings: &str| match (settings.trim().is_empty(), &*overrides) {
             (_, "") => settings.to_owned(),
             (true, overrides) => overrides.to_owned(),
@@ -351,6 +367,7 @@ impl Caching {
             device_total_bytes: inputs.device_total_bytes.unwrap_or(UNLIMITED_TOTAL_BYTES),
             settings_changes,
             researches,
+            segment_rounding_bytes,
             failure: None,
         };
         caching.configure(config);
@@ -798,6 +815,10 @@ impl Allocator for Caching {
         }
         if self.researches {
             params.push(("research_after_flush".to_owned(), "true".to_owned()));
+        }
+        if self.segment_rounding_bytes != SEGMENT_ROUNDING_BYTES {
+            let rounding = Bytes(self.segment_rounding_bytes).to_string();
+            params.push(("segment_rounding".to_owned(), rounding));
         }
         params
     }
