@@ -10,13 +10,17 @@
 //!
 //! ```text
 //!   cli       strings in, text and files out; the only place that prints; one file per subcommand
-//!   report    formats results: text tables, JSON, CSV, Parquet
+//!   report    formats results: text tables, JSON, CSV, Parquet, figures
 //!   engine    the one replay loop, its clock and completions; verify, predict, compare; the
-//!             smallest capacity
+//!             smallest capacity; profiles for those that plan ahead, traces as packing problems
 //!   metrics   sinks that watch a replay (peaks, decisions, time line, shadow map); layout splits
-//!   alloc     the allocators: native, caching, best_fit, bfc, stitch; their trait, registry
+//!   alloc     the allocators: native, caching, best_fit, bfc, stitch, planned; their trait,
+//!             registry
+//!   plan      offline packing (dynamic storage allocation): problem, bound, solvers, validator;
+//!             knows nothing of what is above or below it
 //!   device    what an allocator may ask a GPU: a simulated one; wrappers that count and refuse
-//!   import    other people's files -> trace: torch snapshots, RMM logs
+//!   import    other people's files -> trace: torch snapshots, RMM logs, STAlloc's logs,
+//!             MiniMalloc's buffers
 //!   trace     events, blocks, sites, phases; native JSON, text and Parquet files
 //!   units     byte counts, times, dense ids
 //! ```
@@ -30,7 +34,8 @@
 //!                      │         └─ the loop, compiled for <allocator, device, sink>:
 //!                      │              for event in trace { allocator.malloc(..) / free / .. }
 //!                      ├─ Prepared ──engine::compare──> Compared: many cells side by side
-//!                      └─ Recording (what the real one did) ──engine::verify──> VerifyResult
+//!                      ├─ Recording (what the real one did) ──engine::verify──> VerifyResult
+//!                      └─ engine::lifetimes ──> Problem ──engine::plan──> Planned (offsets, bound)
 //! ```
 //!
 //! # Invariants of absence
@@ -55,6 +60,7 @@ pub mod device;
 pub mod engine;
 pub mod import;
 pub mod metrics;
+pub mod plan;
 pub mod report;
 pub mod trace;
 pub mod units;

@@ -8,19 +8,34 @@ mod capacity;
 mod clock;
 mod compare;
 mod completions;
+mod lifetimes;
 mod loading;
+mod packing;
+mod planning;
 mod predict;
 mod prepared;
+mod profile;
 mod recorded_device;
 mod replay;
 mod result;
+mod stalloc_planning;
 mod steps;
 mod verify;
 
 pub use capacity::{CapacitySearch, SmallestCapacity, smallest_capacity};
 pub use compare::{CompareCell, Compared, Order, compare};
+pub use lifetimes::{Lifetimes, StreamRule, lifetimes};
+pub use packing::{minimalloc_rows, packing_from_minimalloc, problem_from_minimalloc};
+pub use planning::{
+    BindingInstant, CapacityAnswer, CapacityReason, PlanError, PlanResult, PlanSource, PlanWall,
+    Planned, plan,
+};
 pub use predict::{Misprediction, PredictError, PredictResult, PredictedPeaks, predict};
 pub use prepared::Prepared;
+pub use profile::{first_steps, steps_of, steps_to_profile};
 pub use replay::{Observe, Observed, RunError, RunOptions, run};
 pub use result::*;
+pub use stalloc_planning::{
+    StallocHints, StallocPlanError, StallocWay, plan_as_stalloc, stalloc_hints,
+};
 pub use verify::{Difference, VerifyError, VerifyResult, verify};

@@ -10,12 +10,15 @@
 //!                                    └─ probes, one a capacity
 //! ```
 
-use std::sync::OnceLock;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::clock::program_times;
 use super::loading::Loading;
+use super::profile::ProfileKey;
 use super::replay::{Observe, Observed, RunError, RunOptions, run_on};
 use super::result::TraceSummary;
+use crate::alloc::planned::Profile;
 use crate::alloc::spec::AllocSpec;
 use crate::device::sim::UNLIMITED_TOTAL_BYTES;
 use crate::trace::{Event, Op, Trace};
@@ -28,6 +31,8 @@ pub struct Prepared<'t> {
     summary: OnceLock<TraceSummary>,
     program_ns: OnceLock<Vec<u64>>,
     loading: OnceLock<Option<Loading>>,
+    /// Profiles that were cut, by where they come from.
+    profiles: Mutex<BTreeMap<ProfileKey, Option<Arc<Profile>>>>,
 }
 
 impl<'t> Prepared<'t> {
@@ -39,6 +44,7 @@ impl<'t> Prepared<'t> {
             summary: OnceLock::new(),
             program_ns: OnceLock::new(),
             loading: OnceLock::new(),
+            profiles: Mutex::default(),
         }
     }
 
@@ -78,6 +84,16 @@ impl<'t> Prepared<'t> {
     /// Program time of every event in nanoseconds, by the profile of the options.
     pub(super) fn program_times(&self) -> &[u64] {
         self.program_ns.get_or_init(|| program_times(self.trace, &self.options.profile))
+    }
+
+    /// What an allocator that plans ahead may know: the first steps of this trace, or another trace.
+    /// Nothing for allocators that do not, and where there is no step to learn from.
+    pub(super) fn profile(&self, spec: &AllocSpec) -> Option<Arc<Profile>> {
+        let key = ProfileKey::of(spec, self.options)?;
+        // A thread that panicked while it cut a profile left none behind.
+        let mut profiles = self.profiles.lock().unwrap_or_else(PoisonError::into_inner);
+        let cut = || key.clone().cut(self.trace, self.options).map(Arc::new);
+        profiles.entry(key.clone()).or_insert_with(cut).clone()
     }
 
     /// How the program loads its weights, if it does.

@@ -1,5 +1,7 @@
 //! The replay loop: one, compiled for each allocator, device and sink.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Instant;
 
 use rayon::prelude::*;
@@ -11,15 +13,16 @@ use super::result::{
     AddressSpread, AllocatorSummary, DeviceSummary, FinalLevels, Outcome, RunResult,
     SCHEMA_VERSION, SimulatedTime, StartSummary, Status, Wall, caps,
 };
-use super::steps::StepMeter;
+use super::steps::{StepMeter, step_begins};
+use crate::alloc::planned::PlanFiles;
 use crate::alloc::registry::{self, Visitor};
 use crate::alloc::spec::{AllocSpec, SpecError};
 use crate::alloc::{Action, ActionKind, Allocator, BuildInputs, Env, Handle, LayoutBlock, Request};
 use crate::device::sim::addresses::Addresses;
 use crate::device::{CostProfile, Counting, Device, Faulty, RefusedCall, Sim};
 use crate::metrics::{
-    DecisionRow, Decisions, NoSink, PeakTracker, Peaks, Shadow, Sink, Split, SplitAt, Timeline,
-    TimelineRow, split,
+    DecisionRow, Decisions, NoSink, PeakTracker, Peaks, Shadow, Sink, Split, SplitAt,
+    StepPeakTracker, StepPeaks, Timeline, TimelineRow, split,
 };
 use crate::trace::{AddressPolicy, Event, Op, StartBlock, StartLayout, StartState, Trace};
 use crate::units::{BlockId, Bytes, StreamId, grouped};
@@ -49,6 +52,13 @@ pub struct RunOptions {
     pub paranoid: bool,
     /// Address policies to try for [`RunResult::address_spread`]: 0 for none of it.
     pub address_seeds: u32,
+    /// How many steps at the beginning of a trace are the profile of allocators that plan ahead;
+    /// else as many as [`steps_to_profile`](super::steps_to_profile) says.
+    pub profile_steps: Option<u64>,
+    /// Whole traces that are profiles, by the name that a specification calls them (`trace=NAME`).
+    pub profiles: BTreeMap<String, Arc<Trace>>,
+    /// Plans from files of STAlloc, by the name that a specification calls them (`plan=NAME`).
+    pub plans: BTreeMap<String, Arc<PlanFiles>>,
 }
 
 impl RunOptions {
@@ -65,7 +75,16 @@ impl RunOptions {
             stop_on_oom: false,
             paranoid: false,
             address_seeds: 0,
+            profile_steps: None,
+            profiles: BTreeMap::new(),
+            plans: BTreeMap::new(),
         }
+    }
+
+    /// The plan that a specification names.
+    fn plan_files_of(&self, spec: &AllocSpec) -> Option<Arc<PlanFiles>> {
+        let (_, name) = spec.params.iter().find(|(key, _)| key == "plan")?;
+        self.plans.get(name).cloned()
     }
 }
 
@@ -76,6 +95,8 @@ pub struct Observe {
     pub decisions: bool,
     /// Keep a row an event.
     pub timeline: bool,
+    /// Keep the peaks of every step.
+    pub steps: bool,
 }
 
 /// A result and what was watched.
@@ -87,6 +108,8 @@ pub struct Observed {
     pub decisions: Vec<DecisionRow>,
     /// A row an event, empty unless asked for.
     pub timeline: Vec<TimelineRow>,
+    /// A row a step, and one for what lies before, between and after them; empty unless asked for.
+    pub steps: Vec<StepPeaks>,
 }
 
 /// A run could not be done.
@@ -184,7 +207,11 @@ fn prepare<'a>(
 ) -> (Runner<'a>, BuildInputs) {
     let (trace, options) = (prepared.trace(), prepared.options());
     let (capacity_bytes, total_bytes) = size.capacity_and_total_bytes(trace);
-    let inputs = build_inputs(trace, options, total_bytes);
+    let inputs = BuildInputs {
+        profile: prepared.profile(spec),
+        plan_files: options.plan_files_of(spec),
+        ..build_inputs(trace, options, total_bytes)
+    };
     let runner = Runner {
         prepared,
         trace,
@@ -219,6 +246,8 @@ fn build_inputs(
             Some(_) => Vec::new(),
             None => trace.settings_changes.clone(),
         },
+        profile: None,
+        plan_files: None,
     }
 }
 
@@ -250,15 +279,18 @@ impl Visitor for Runner<'_> {
         let program_ns = self.prepared.program_times();
         let watched = self.observe != Observe::default() || self.options.paranoid;
         // The unwatched loop is compiled without any sink; whatever is watched shares one other.
-        let (run, decisions, timeline) = if watched {
+        let (run, decisions, timeline, steps) = if watched {
             let sinks = (
                 self.observe.decisions.then(Decisions::default),
                 (
                     self.observe.timeline.then(Timeline::default),
-                    self.options.paranoid.then(Shadow::default),
+                    (
+                        self.observe.steps.then(|| StepPeakTracker::new(step_begins(self.trace))),
+                        self.options.paranoid.then(Shadow::default),
+                    ),
                 ),
             );
-            let (run, (decisions, (timeline, shadow))) =
+            let (run, (decisions, (timeline, (steps, shadow)))) =
                 self.replay(allocator.clone(), device.clone(), sinks, u64::MAX, &started);
             if let Some(breach) = shadow.as_ref().and_then(Shadow::breach) {
                 return Err(RunError::Contract {
@@ -269,18 +301,19 @@ impl Visitor for Runner<'_> {
             }
             let decisions = decisions.map_or_else(Vec::new, |sink| sink.rows);
             let timeline = timeline.map_or_else(Vec::new, |sink| self.timed(sink.rows, program_ns));
-            (run, decisions, timeline)
+            let steps = steps.map_or_else(Vec::new, StepPeakTracker::into_rows);
+            (run, decisions, timeline, steps)
         } else {
             let (run, _) =
                 self.replay(allocator.clone(), device.clone(), NoSink, u64::MAX, &started);
-            (run, Vec::new(), Vec::new())
+            (run, Vec::new(), Vec::new(), Vec::new())
         };
         let address_spread = self.address_spread(&run, fresh, policy);
         let split = self.split(&run, allocator, device, &started);
         let mut result = self.result(run, split, policy, program_ns);
         result.start = self.start_summary(&started);
         result.address_spread = address_spread;
-        Ok(Observed { result, decisions, timeline })
+        Ok(Observed { result, decisions, timeline, steps })
     }
 }
 
@@ -695,12 +728,14 @@ impl Runner<'_> {
             fragmentation: 1.0 - efficiency,
             excess_bytes: peaks.reserved_bytes_peak as i64 - peaks.requested_bytes_peak as i64,
             utilization: share(peaks.allocated_bytes_peak),
+            wasted_bytes: peaks.reserved_bytes_peak.saturating_sub(peaks.allocated_bytes_peak),
             active_utilization: share(peaks.active_bytes_peak),
             split,
             address_spread: None,
             calls: run.device.calls(),
             counters,
             torch_stats: run.allocator.torch_stats().map(|stats| stats.into_iter().collect()),
+            plan: run.allocator.plan_summary(),
             time: self.simulated_time(&run, program_ns),
             wall: Wall {
                 events_per_second: run.memory_events as f64 / run.seconds.max(1e-9),
@@ -758,7 +793,7 @@ impl Runner<'_> {
 }
 
 /// Largest resident size of this process so far; 0 where the system does not tell.
-fn peak_rss_bytes() -> u64 {
+pub(super) fn peak_rss_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
     let kib = line.and_then(|line| line.trim().trim_end_matches("kB").trim().parse::<u64>().ok());
@@ -818,7 +853,8 @@ impl<D: Device, S: Sink> Env for ReplayEnv<D, S> {
 }
 
 /// A replay under way.
-struct Replay<A, D, S> {
+struct Replay<'t, A, D, S> {
+    trace: &'t Trace,
     allocator: A,
     env: ReplayEnv<D, S>,
     slots: Vec<Slot>,
@@ -831,14 +867,15 @@ struct Replay<A, D, S> {
     steps: StepMeter,
 }
 
-impl<A: Allocator, S: Sink> Replay<A, SimDevice, S> {
-    fn new(trace: &Trace, allocator: A, device: SimDevice, sink: S) -> Self {
+impl<'t, A: Allocator, S: Sink> Replay<'t, A, SimDevice, S> {
+    fn new(trace: &'t Trace, allocator: A, device: SimDevice, sink: S) -> Self {
         let slots = trace.blocks.iter().map(|block| Slot {
             size_bytes: block.size_bytes,
             stream: block.stream,
             handle: Handle::NONE,
         });
         Replay {
+            trace,
             allocator,
             env: ReplayEnv { device, sink, event: 0, completions: Completions::default() },
             slots: slots.collect(),
@@ -980,9 +1017,18 @@ impl<A: Allocator, S: Sink> Replay<A, SimDevice, S> {
             Op::PoolEnter(pool) => self.allocator.pool_enter(&mut self.env, pool),
             Op::PoolLeave(pool) => self.allocator.pool_leave(&mut self.env, pool),
             Op::PoolDelete(pool) => self.allocator.pool_delete(&mut self.env, pool),
-            Op::Mark(phase) => self.steps.mark(self.env.event, phase, &self.env.device),
-            // These say where the program is; no allocator of this room listens to them.
-            Op::ModuleEnter(_) | Op::ModuleLeave(_) | Op::Access(_) | Op::Transfer(_) => {}
+            Op::Mark(phase) => {
+                self.steps.mark(self.env.event, phase, &self.env.device);
+                self.allocator.mark(&mut self.env, &self.trace.phases[phase.index()]);
+            }
+            Op::ModuleEnter(module) => {
+                self.allocator.module_enter(&mut self.env, &self.trace.modules[module.index()]);
+            }
+            Op::ModuleLeave(module) => {
+                self.allocator.module_leave(&mut self.env, &self.trace.modules[module.index()]);
+            }
+            // Who manages blocks and not data has no use for these.
+            Op::Access(_) | Op::Transfer(_) => {}
         }
     }
 

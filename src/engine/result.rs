@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::alloc::Levels;
+use crate::alloc::planned::PlanSummary;
 use crate::device::CallCounts;
 use crate::metrics::{Peaks, Split};
 use crate::trace::AddressPolicy;
@@ -42,8 +43,10 @@ pub struct RunResult {
     pub fragmentation: f64,
     /// reserved peak − requested peak.
     pub excess_bytes: i64,
-    /// allocated peak / reserved peak.
+    /// allocated peak / reserved peak: STAlloc's E.
     pub utilization: f64,
+    /// reserved peak − allocated peak in bytes: STAlloc's W.
+    pub wasted_bytes: u64,
     /// active peak / reserved peak.
     pub active_utilization: f64,
     /// What the fragmentation is made of, at one event.
@@ -59,6 +62,9 @@ pub struct RunResult {
     /// PyTorch's own statistics; `caching` only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub torch_stats: Option<BTreeMap<String, i64>>,
+    /// What was planned ahead and what became of it; allocators that plan only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub plan: Option<PlanSummary>,
     /// Simulated time.
     pub time: SimulatedTime,
     /// What a clock measured. Never compared.

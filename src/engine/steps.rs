@@ -14,7 +14,7 @@ use std::collections::HashMap;
 
 use super::result::StepTime;
 use crate::device::{Counting, Device};
-use crate::trace::{Trace, step_name};
+use crate::trace::{Op, Trace, step_name};
 use crate::units::PhaseId;
 
 /// A device's counters.
@@ -117,6 +117,21 @@ impl StepMeter {
             .filter(|step| step.name != "before" || step.recorded_ns > 0 || step.calls > 0)
             .collect()
     }
+}
+
+/// Where the steps of a trace begin, and what lies outside of them: event and name.
+pub(super) fn step_begins(trace: &Trace) -> Vec<(u64, String)> {
+    let mut begins = vec![(0, "before".to_owned())];
+    let mut current = None;
+    for (event, op) in trace.events.iter().map(|event| event.op).enumerate() {
+        let Op::Mark(phase) = op else { continue };
+        let name = trace.phases.get(phase.index()).and_then(|phase| step_name(phase));
+        if name != current {
+            current = name;
+            begins.push((event as u64, name.unwrap_or("after").to_owned()));
+        }
+    }
+    begins
 }
 
 #[cfg(test)]

@@ -243,6 +243,8 @@ impl<'a> Driver<'a> {
             stream_handles: trace.streams.iter().map(|stream| stream.handle).collect(),
             pools: trace.pools.clone(),
             settings_changes: trace.settings_changes.clone(),
+            profile: None,
+            plan_files: None,
         };
         let version = trace.header.source.version.as_deref();
         let rules: TorchVersion =

@@ -7,12 +7,14 @@ mod decisions;
 mod peaks;
 mod shadow;
 mod split;
+mod steps;
 mod timeline;
 
 pub use decisions::{DecisionRow, Decisions};
 pub use peaks::{PeakTracker, Peaks};
 pub use shadow::Shadow;
 pub use split::{Split, SplitAt, split};
+pub use steps::{StepPeakTracker, StepPeaks};
 pub use timeline::{Timeline, TimelineRow};
 
 use crate::alloc::{Action, LayoutBlock, Levels};
