@@ -11,9 +11,15 @@
 //!               ├─> json    what scripts rely on (DESIGN 7)
 //!               └─> expect  fields by name, against the trace's `expect` lines
 //!   rows ─────────> table   CSV and Parquet
+//!   Planned ────┬─> text    a paragraph or a table
+//!               ├─> plan_file  offsets as JSON
+//!               └─> figure  the packing as SVG
 //! ```
 
 pub mod expect;
+#[cfg(feature = "figures")]
+pub mod figure;
 pub mod json;
+pub mod plan_file;
 pub mod table;
 pub mod text;

@@ -131,7 +131,9 @@ fn what(facts: &FileFacts) -> String {
     let kind = match facts.header.source.kind {
         SourceKind::Unknown => "trace of unknown source",
         SourceKind::TorchSnapshot => "snapshot of PyTorch's CUDA caching allocator",
+        SourceKind::MinimallocCsv => "buffers in MiniMalloc's CSV",
         SourceKind::RmmCsv => "log of RMM's logging resource adaptor",
+        SourceKind::StallocLog => "log of STAlloc's recorder",
         SourceKind::Text => "text trace, written by a person",
         SourceKind::Generated => "trace generated from a model description",
     };

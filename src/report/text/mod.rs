@@ -6,14 +6,19 @@ mod grid;
 mod info;
 mod lint;
 mod list;
+mod plan;
+mod plan_steps;
 mod run;
+mod stalloc;
 mod verify;
 
 pub use compare::{TraceComparison, compare, compare_markdown};
 pub use info::{FileFacts, info};
 pub use lint::{Effect, effects, lint};
 pub use list::{TraceFormatInfo, list};
+pub use plan::{capacity_reason, plan, plans};
 pub use run::{TraceRuns, run};
+pub use stalloc::stalloc_log;
 pub use verify::{VerifyTally, predictions, verify, verify_legend, verify_summary};
 
 use std::borrow::Cow;

@@ -1,6 +1,7 @@
 //! The answer of `run`: a head about the trace, then a row an allocator.
 
 use super::grid::{Align, Cell, Grid};
+use super::plan_steps::plan_steps;
 use super::{SizeUnit, Style, Tone, counted, duration, grouped, percent, printable, rate, wrapped};
 use crate::engine::{Outcome, RunResult, SimulatedTime, Status, StepTime};
 use crate::metrics::{Split, SplitAt};
@@ -37,6 +38,7 @@ pub fn run(runs: &TraceRuns<'_>, style: Style) -> String {
     }
     if let [result] = runs.results {
         out.push_str(&steps_line(&result.time));
+        out.push_str(&plan_steps(result, style));
     }
     let recorded = runs.results.iter().find(|result| result.allocator.name == "caching");
     if let (Some(result), Some(bytes)) = (recorded, runs.recorded_reserved_bytes_peak)
@@ -431,6 +433,7 @@ pub(crate) mod tests {
             fragmentation: 1.0 - requested as f64 / reserved_bytes as f64,
             excess_bytes: reserved_bytes as i64 - requested as i64,
             utilization: 0.66,
+            wasted_bytes: 340 * MIB,
             active_utilization: 0.66,
             split: Some(Split {
                 at_event: 9,
@@ -445,6 +448,7 @@ pub(crate) mod tests {
             calls: CallCounts { malloc: 1200, free: 34, ..CallCounts::default() },
             counters: BTreeMap::from([("ooms".to_owned(), 0)]),
             torch_stats: Some(BTreeMap::from([("num_ooms".to_owned(), 0)])),
+            plan: None,
             time: SimulatedTime { allocator_device_ns: 1_234_567_890, ..SimulatedTime::default() },
             wall: Wall { events_per_second: 20_123_456.0, seconds: 0.01, peak_rss_bytes: 7 },
         }
