@@ -18,9 +18,11 @@ use super::output;
 use super::progress::Progress;
 use super::setup::{self, CellArgs, ReadArgs, SetupArgs, parse_size};
 use crate::alloc::registry;
-use crate::alloc::spec::AllocSpec;
+use crate::alloc::spec::{AllocSpec, SpecError};
 use crate::device::CostProfile;
-use crate::engine::{self, CapacitySearch, CompareCell, Compared, Order, Prepared, RunOptions};
+use crate::engine::{
+    self, CapacitySearch, CompareCell, Compared, Order, Prepared, RunError, RunOptions,
+};
 use crate::import::ReadOptions;
 use crate::report::json;
 use crate::report::table::{self, TableFormat};
@@ -241,6 +243,8 @@ struct Plan {
     traces: Vec<PathBuf>,
     /// The cells of every trace.
     cells: Vec<CompareCell>,
+    /// No allocators were named, so that one which has nothing to plan from is left out.
+    by_default: bool,
     options: RunOptions,
     order: Order,
     outputs: Outputs,
@@ -254,10 +258,11 @@ impl Plan {
         let ReadArgs { gpu, quiet } = args.reading;
         let outputs = Outputs::plan(args.format, args.output, args.json, quiet)?;
         output::check_places(&traces, outputs.paths())?;
-        if specs.is_empty() {
+        let by_default = specs.is_empty();
+        if by_default {
             specs = default_specs()?;
         }
-        let options = args.setup.options()?;
+        let options = args.setup.options(&specs)?;
         let mut capacities = args.capacity;
         let mut seen = Vec::new();
         capacities.retain(|capacity| {
@@ -276,7 +281,16 @@ impl Plan {
             search: capacity.0.is_none().then_some(search),
         });
         let cells = cells.collect();
-        Ok(Plan { traces, cells, options, order: args.sort.into(), outputs, gpu, quiet })
+        Ok(Plan {
+            traces,
+            cells,
+            by_default,
+            options,
+            order: args.sort.into(),
+            outputs,
+            gpu,
+            quiet,
+        })
     }
 }
 
@@ -363,6 +377,9 @@ fn compare_one(
     let mut rows = Vec::new();
     let mut errors = Vec::new();
     for cell in cells {
+        if plan.by_default && matches!(cell, Err(RunError::Spec(SpecError::NoProfile { .. }))) {
+            continue;
+        }
         match cell.with_context(|| path.display().to_string()) {
             Ok(row) => rows.push(row),
             Err(error) => errors.push(error),

@@ -11,8 +11,9 @@ use super::console::Console;
 use super::input::{self, is_stdio};
 use super::output;
 use super::progress::Progress;
+use crate::import::{StallocLogOptions, write_stalloc_log};
 use crate::report::text::counted;
-use crate::trace::{Trace, write_trace};
+use crate::trace::{FileError, OutputFile, Trace, WriteTraceError, write_trace};
 use crate::units::Bytes;
 
 const AFTER_HELP: &str = "\
@@ -22,9 +23,11 @@ Examples:
   fraglab convert job.json - --to text | less
   zcat log.csv.gz | fraglab convert - job.json --name etl
   fraglab convert snapshot.pickle job.json.zst --strategies recompute,lora
+  fraglab convert snapshot.pickle mem_log_dev0.txt --to stalloc
 
 The name of OUT says the format: NAME.json (native, holds everything), NAME.parquet, NAME.txt (for \
-people); with .gz or .zst behind it, compressed. Warnings tell what the format cannot hold.
+people); with .gz or .zst behind it, compressed. --to stalloc writes the log of STAlloc's \
+recorder, whatever the name. Warnings tell what the format cannot hold.
 
 Exit codes: 0 good, 2 it could not be done.";
 
@@ -40,7 +43,7 @@ pub(super) struct Args {
     #[arg(value_name = "OUT")]
     output: PathBuf,
 
-    /// The format on standard output
+    /// The format on standard output; `stalloc` also for a file
     #[arg(long, value_enum, value_name = "FORMAT")]
     to: Option<Format>,
 
@@ -66,6 +69,8 @@ enum Format {
     Text,
     /// A row an event
     Parquet,
+    /// The log of STAlloc's recorder, as its planner reads it
+    Stalloc,
 }
 
 impl Format {
@@ -75,6 +80,7 @@ impl Format {
             Format::Json => "trace.json",
             Format::Text => "trace.txt",
             Format::Parquet => "trace.parquet",
+            Format::Stalloc => "mem_log_dev0.txt",
         }
     }
 }
@@ -99,9 +105,9 @@ pub(super) fn execute(args: &Args, console: &Console) -> anyhow::Result<Verdict>
         imported.trace.header.strategies.clone_from(strategies);
     }
     let (warnings, written_bytes) = match args.to {
-        Some(format) => write_stdout(&imported.trace, format)?,
-        None => {
-            let warnings = write_trace(&imported.trace, &args.output)?;
+        Some(format) if is_stdio(&args.output) => write_stdout(&imported.trace, format)?,
+        to => {
+            let warnings = write(&imported.trace, &args.output, to)?;
             (warnings, input::size_on_disk(&args.output))
         }
     };
@@ -117,9 +123,10 @@ pub(super) fn execute(args: &Args, console: &Console) -> anyhow::Result<Verdict>
 fn check(args: &Args) -> anyhow::Result<()> {
     match (is_stdio(&args.output), args.to) {
         (true, None) => anyhow::bail!(
-            "-: standard output has no name that says the format: add --to json, text or parquet"
+            "-: standard output has no name that says the format: add --to json, text, parquet \
+             or stalloc"
         ),
-        (false, Some(_)) => anyhow::bail!(
+        (false, Some(Format::Json | Format::Text | Format::Parquet)) => anyhow::bail!(
             "{}: the name of a file says its format: --to goes with standard output, `-`",
             args.output.display()
         ),
@@ -127,12 +134,28 @@ fn check(args: &Args) -> anyhow::Result<()> {
     }
 }
 
+/// Writes a file, in the format that its name says unless it is a log of STAlloc.
+fn write(
+    trace: &Trace,
+    path: &Path,
+    format: Option<Format>,
+) -> Result<Vec<String>, WriteTraceError> {
+    if format != Some(Format::Stalloc) {
+        return write_trace(trace, path);
+    }
+    let mut file = OutputFile::create(path)?;
+    let warnings = write_stalloc_log(trace, StallocLogOptions::default(), &mut file)
+        .map_err(|source| FileError { path: path.display().to_string(), source })?;
+    file.commit()?;
+    Ok(warnings)
+}
+
 /// Writes to standard output by way of a temporary file: Parquet needs one, and nothing comes out
 /// if writing fails half way.
 fn write_stdout(trace: &Trace, format: Format) -> anyhow::Result<(Vec<String>, Option<u64>)> {
     let folder = tempfile::tempdir().context("-: cannot make a temporary folder")?;
     let path = folder.path().join(format.file_name());
-    let warnings = write_trace(trace, &path).map_err(|error| {
+    let warnings = write(trace, &path, Some(format)).map_err(|error| {
         // The user never chose the temporary file's name.
         anyhow::Error::msg(error.to_string().replace(&*path.to_string_lossy(), "-"))
     })?;

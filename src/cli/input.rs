@@ -5,8 +5,11 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use crate::alloc::caching::ConfigError;
-use crate::import::{ImportError, Imported, ReadOptions, read_trace};
-use crate::trace::TextError;
+use crate::import::{
+    ImportError, Imported, MinimallocCsv, ReadOptions, open_input, read_input, read_minimalloc_csv,
+    read_trace, trace_name,
+};
+use crate::trace::{TextError, TraceFormat};
 
 /// The files of a command that answers for each of them.
 #[derive(Debug, clap::Args)]
@@ -30,6 +33,37 @@ pub(super) struct Files {
 /// One line that begins with the file name.
 pub(super) fn read(path: &Path, options: &ReadOptions) -> Result<Imported, ReadFailure> {
     read_trace(path, options).map_err(|error| ReadFailure::new(path, &error))
+}
+
+/// What `plan` can pack.
+pub(super) enum Plannable {
+    /// A trace of any format.
+    Trace(Box<Imported>),
+    /// Buffers as their file has them.
+    Buffers {
+        /// Name of the file without its endings.
+        name: String,
+        /// The rows.
+        csv: MinimallocCsv,
+    },
+}
+
+/// Reads a trace or a CSV of buffers, `-` for standard input.
+///
+/// # Errors
+/// One line that begins with the file name.
+pub(super) fn read_plannable(path: &Path, options: &ReadOptions) -> Result<Plannable, ReadFailure> {
+    let wrong = |error: ImportError| ReadFailure::new(path, &error);
+    let input = open_input(path, options).map_err(|error| wrong(error.into()))?;
+    if input.format().ok() == Some(TraceFormat::MinimallocCsv) {
+        let csv = read_minimalloc_csv(input.reader).map_err(|source| {
+            wrong(ImportError::Minimalloc { file: path.display().to_string(), source })
+        })?;
+        let name = trace_name(path).unwrap_or_else(|| path.display().to_string());
+        return Ok(Plannable::Buffers { name, csv });
+    }
+    let imported = read_input(path, input, options).map_err(wrong)?;
+    Ok(Plannable::Trace(Box::new(imported)))
 }
 
 /// An input could not be read: one line that says which, and the place in a text trace or string.

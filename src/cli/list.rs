@@ -24,7 +24,7 @@ pub(super) struct Args {
 }
 
 /// The formats, in the order in which people meet them.
-const FORMATS: [TraceFormatInfo; 5] = [
+const FORMATS: [TraceFormatInfo; 6] = [
     TraceFormatInfo {
         name: "pickle",
         files: "NAME.pickle",
@@ -38,6 +38,13 @@ const FORMATS: [TraceFormatInfo; 5] = [
         read: true,
         written: false,
         summary: "log of RMM's logging adaptor",
+    },
+    TraceFormatInfo {
+        name: "minimalloc",
+        files: "NAME.csv",
+        read: true,
+        written: false,
+        summary: "buffers with lifetimes; `plan` writes it",
     },
     TraceFormatInfo {
         name: "json",

@@ -23,7 +23,9 @@ mod info;
 mod input;
 mod lint_conf;
 mod list;
+mod named;
 mod output;
+mod plan;
 mod progress;
 mod run;
 mod setup;
@@ -47,6 +49,8 @@ Examples:
       what PyTorch's allocator would reserve, and what one device malloc per tensor would
   fraglab compare --trace snapshot.pickle
       every allocator side by side, and the smallest device on which each completes
+  fraglab plan snapshot.pickle -o plan.json
+      where every block would lie if all lives were known ahead
   fraglab verify snapshot.pickle
       whether the simulated allocator does exactly what the recorded one did
   fraglab info snapshot.pickle
@@ -85,6 +89,8 @@ enum Command {
     Run(run::Args),
     /// Show allocators side by side, and the smallest device on which each completes
     Compare(compare::Args),
+    /// Pack a trace's blocks or a CSV's buffers ahead of time, and tell how far from the best
+    Plan(plan::Args),
     /// Compare the simulated PyTorch allocator with what a recording's real one did
     Verify(verify::Args),
     /// Tell what is in a trace: its source, settings, history and statistics
@@ -142,6 +148,7 @@ fn execute(cli: Cli, console: &Console) -> anyhow::Result<Verdict> {
     match cli.command {
         Command::Run(args) => run::execute(args, console),
         Command::Compare(args) => compare::execute(args, console),
+        Command::Plan(args) => plan::execute(args, console),
         Command::Verify(args) => verify::execute(&args, console),
         Command::Info(args) => info::execute(&args, console),
         Command::Convert(args) => convert::execute(&args, console),

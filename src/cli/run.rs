@@ -6,6 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
+use clap::ValueEnum;
 use rayon::prelude::*;
 
 use super::Verdict;
@@ -108,6 +109,14 @@ pub(super) struct Args {
     #[arg(long, value_name = "FILE")]
     timeline: Option<PathBuf>,
 
+    /// Print what another tool would after every step, in place of the tables
+    ///
+    /// stalloc: the lines of STAlloc, `dev0, iter3 : max_reserved:9.13, max_allocated:8.97,
+    /// utilization:98.28%`, in GB of 2^30 bytes. Each has the peaks since the one before; a trace
+    /// without steps has one line, without `iter`.
+    #[arg(long, value_enum, value_name = "STYLE")]
+    log_style: Option<LogStyle>,
+
     /// Check the `expect` lines of the traces
     #[arg(long, long_help = CHECK_EXPECT_HELP)]
     check_expect: bool,
@@ -122,6 +131,13 @@ pub(super) struct Args {
 
     #[command(flatten)]
     reading: ReadArgs,
+}
+
+/// Lines of another tool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum LogStyle {
+    /// STAlloc's statistics lines
+    Stalloc,
 }
 
 fn capacity_help() -> String {
@@ -158,6 +174,7 @@ struct Plan {
     decisions: Option<TableFile>,
     timeline: Option<TableFile>,
     check_expect: bool,
+    log_style: Option<LogStyle>,
     quiet: bool,
 }
 
@@ -174,7 +191,7 @@ impl Plan {
             stop_on_oom: args.stop_on_oom,
             paranoid: args.paranoid,
             address_seeds: args.address_seeds.unwrap_or(0),
-            ..args.setup.options()?
+            ..args.setup.options(&specs)?
         };
         let plan = Plan {
             traces,
@@ -183,12 +200,14 @@ impl Plan {
             observe: Observe {
                 decisions: args.decisions.is_some(),
                 timeline: args.timeline.is_some(),
+                steps: args.log_style.is_some(),
             },
             gpu: args.reading.gpu,
             json: args.json,
             decisions: TableFile::plan(args.decisions)?,
             timeline: TableFile::plan(args.timeline)?,
             check_expect: args.check_expect,
+            log_style: args.log_style,
             quiet: args.reading.quiet,
         };
         // A misspelt allocator is told before any file is read.
@@ -287,7 +306,10 @@ pub(super) fn execute(args: Args, console: &Console) -> anyhow::Result<Verdict> 
     write_files(&plan, &runs, single, console)?;
     let json_on_stdout = plan.json.as_deref().is_some_and(input::is_stdio);
     if !plan.quiet && !json_on_stdout {
-        print_tables(&runs, console)?;
+        match plan.log_style {
+            None => print_tables(&runs, console)?,
+            Some(LogStyle::Stalloc) => print_stalloc_log(&runs, plan.gpu, console)?,
+        }
     }
     if plan.check_expect {
         let report = ExpectReport::of(results_with_expectations(&runs));
@@ -421,6 +443,21 @@ fn parts<'a, R>(
         }
     }
     parts
+}
+
+/// The lines of every replay, one after the other.
+fn print_stalloc_log(
+    runs: &[(&Path, TraceRun)],
+    gpu: Option<u32>,
+    console: &Console,
+) -> anyhow::Result<()> {
+    for (_, run) in runs {
+        for observed in run.cells.iter().filter_map(|cell| cell.outcome.as_ref().ok()) {
+            let text = text::stalloc_log(&observed.result, &observed.steps, gpu.unwrap_or(0));
+            console.print(&text)?;
+        }
+    }
+    Ok(())
 }
 
 fn print_tables(runs: &[(&Path, TraceRun)], console: &Console) -> anyhow::Result<()> {

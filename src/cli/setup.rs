@@ -1,13 +1,14 @@
 //! What `run` and `compare` ask alike: traces, allocators, and the options of a replay.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::Context as _;
 use clap::ValueEnum;
 
 use super::Verdict;
 use super::console::Console;
-use super::input;
+use super::{input, named};
 use crate::alloc::registry::{self, Visitor};
 use crate::alloc::spec::{AllocSpec, SpecError};
 use crate::alloc::{Allocator, BuildInputs};
@@ -87,25 +88,40 @@ pub(super) struct SetupArgs {
     #[arg(long, value_name = "STRING")]
     pytorch_conf: Option<String>,
 
+    /// How many first steps of a trace are the profile of allocators that plan ahead
+    ///
+    /// By default two, of which the first tells of the beginning and the second of what repeats;
+    /// one of a trace with two. Steps are what marks `stepN` or `stepN.phase` begin. A whole other
+    /// trace is given as planned+trace=FILE.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    profile_steps: Option<u64>,
+
     /// Which addresses the simulated device gives out [default: the trace's, else chunks]
     #[arg(long, value_enum, value_name = "POLICY")]
     addresses: Option<Addresses>,
 }
 
 impl SetupArgs {
-    /// The options of a replay.
+    /// The options of a replay through these allocators, with the files that they name.
     ///
     /// # Errors
-    /// If there is no such profile.
-    pub(super) fn options(self) -> anyhow::Result<RunOptions> {
-        Ok(RunOptions {
+    /// If there is no such cost profile, or a file cannot be read.
+    pub(super) fn options(self, specs: &[AllocSpec]) -> anyhow::Result<RunOptions> {
+        let mut options = RunOptions {
             limit_bytes: self.limit.map(|size| size.0),
             address_bytes_max: self.address_space.map(|size| size.0),
             mappings_max: self.mappings,
             settings: self.pytorch_conf,
             address_policy: self.addresses.map(Into::into),
+            profile_steps: self.profile_steps,
             ..RunOptions::new(profile(&self.profile)?)
-        })
+        };
+        // A misspelt allocator is told before any file is read.
+        for spec in specs {
+            check_spec(spec, &options, None)?;
+        }
+        named::read(specs, &mut options)?;
+        Ok(options)
     }
 }
 
@@ -177,6 +193,9 @@ pub(super) fn check_spec(
         limit_bytes: options.limit_bytes,
         device_total_bytes: Some(capacity_bytes.unwrap_or(UNLIMITED_TOTAL_BYTES)),
         costs: Some(options.profile.clone()),
+        // Whether a trace has steps to learn from shows when it is read.
+        profile: Some(Arc::default()),
+        plan_files: Some(Arc::default()),
         ..BuildInputs::default()
     };
     registry::build(spec, &inputs, Buildable)
