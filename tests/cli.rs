@@ -30,7 +30,8 @@ mod help {
 
     #[test]
     fn every_command_has_help_with_examples_and_exit_codes() {
-        for command in ["run", "compare", "verify", "info", "convert", "lint-conf", "list"] {
+        for command in ["run", "compare", "plan", "verify", "info", "convert", "lint-conf", "list"]
+        {
             for flag in ["-h", "--help"] {
                 let output = fraglab(&[command, flag]);
                 assert_code(&output, 0);
@@ -39,7 +40,7 @@ mod help {
                 assert!(text.contains(&format!("fraglab {command}")), "{command} {flag}: {text}");
             }
         }
-        for command in ["run", "compare", "verify", "info", "lint-conf"] {
+        for command in ["run", "compare", "plan", "verify", "info", "lint-conf"] {
             assert!(stdout(&fraglab(&[command, "-h"])).contains("Exit codes:"), "{command}");
         }
     }

@@ -4,11 +4,14 @@
 //! must come back. Each runs with the paranoid checker, which shares no code with any allocator.
 
 use std::fmt::Write;
+use std::sync::Arc;
 
+use fraglab::alloc::planned::PlanFiles;
 use fraglab::alloc::registry;
 use fraglab::alloc::spec::AllocSpec;
 use fraglab::device::CostProfile;
 use fraglab::engine::{Observe, Observed, RunOptions, Status, run};
+use fraglab::plan::stalloc::files::{PlanFile, PlannedRequest};
 use fraglab::trace::{AddressPolicy, DeviceCall, Fault, FaultWhen, Trace, read_text};
 use fraglab::units::MIB;
 
@@ -88,12 +91,45 @@ fn options(capacity_mib: u64) -> RunOptions {
     let mut options = RunOptions::new(CostProfile::shipped("h200").expect("ships"));
     options.capacity_bytes = Some(capacity_mib * MIB);
     options.paranoid = true;
+    // Allocators that plan ahead know one of these programs, which helps a little with the others.
+    let profile = program(0, 400);
+    options.plans.insert(PROFILE.to_owned(), Arc::new(plan_of(&profile)));
+    options.profiles.insert(PROFILE.to_owned(), Arc::new(profile));
     options
 }
 
+/// A plan for a program in STAlloc's form: its requests one behind the other in a pool of 350 MiB,
+/// round and round. Most places are taken by others when their time comes.
+fn plan_of(program: &Trace) -> PlanFiles {
+    let static_reserved_bytes = 350 * MIB;
+    let mut end = 0;
+    let mut place = |size_bytes: u64| {
+        let rounded_bytes = size_bytes.next_multiple_of(512);
+        let start = if end + rounded_bytes > static_reserved_bytes { 0 } else { end };
+        end = start + rounded_bytes;
+        PlannedRequest { offset_bytes: Some(start), size_bytes }
+    };
+    let sizes = program.blocks.iter().map(|block| block.size_bytes).filter(|&size| size > 512);
+    let requests: Vec<PlannedRequest> = sizes.map(&mut place).collect();
+    let steady_requests = requests.len() as u64 / 2;
+    let plan = PlanFile {
+        unreleased: vec![5, 30],
+        static_max_allocated_bytes: static_reserved_bytes,
+        static_reserved_bytes,
+        first_requests: requests.len() as u64 - steady_requests,
+        steady_requests,
+        var_peak_bytes: 4096,
+        requests,
+    };
+    PlanFiles { source: "by hand".to_owned(), plan, ..PlanFiles::default() }
+}
+
+/// The name of the profile of allocators that plan ahead.
+const PROFILE: &str = "program";
+
 /// Allocators with parameters under which they are something else. The stitching ones stitch what
 /// these programs ask for.
-const VARIANTS: [&str; 9] = [
+const VARIANTS: [&str; 14] = [
     "stitch+policy=best",
     "stitch+policy=best+piece=2MiB+slack=0+view_limit=0",
     "stitch+policy=best+piece=32MiB+slack=1",
@@ -103,10 +139,16 @@ const VARIANTS: [&str; 9] = [
     "stitch+policy=shipped+frag_limit=2MiB",
     "stitch+policy=shipped+frag_limit=2MiB+re_alloc=true+auto_gc=200MiB",
     "stitch+policy=shipped+frag_limit=20MiB+defrag_level=1+max_split_size_mb=30",
+    "planned+trace=program",
+    "planned+mode=stalloc+plan=program",
+    "planned+mode=stalloc+plan=program+faithful=false",
+    "planned+mode=stalloc+plan=program+planner=best+realign=iteration+inner=caching",
+    "planned+mode=stalloc+plan=program+static_fallback=1+inner=best-fit",
 ];
 
 fn every_allocator() -> Vec<AllocSpec> {
-    let names = registry::list().into_iter().map(|info| info.name);
+    // These programs have no steps that could be a profile.
+    let names = registry::list().into_iter().map(|info| info.name).filter(|&it| it != "planned");
     let specs: Vec<AllocSpec> =
         names.chain(VARIANTS).map(|spec| spec.parse().expect("a specification")).collect();
     assert!(specs.len() > VARIANTS.len());
@@ -114,7 +156,7 @@ fn every_allocator() -> Vec<AllocSpec> {
 }
 
 fn replay(trace: &Trace, spec: &AllocSpec, options: &RunOptions) -> Observed {
-    let observe = Observe { decisions: true, timeline: false };
+    let observe = Observe { decisions: true, ..Observe::default() };
     run(trace, spec, options, observe).unwrap_or_else(|error| panic!("{spec}: {error}"))
 }
 
@@ -237,7 +279,7 @@ fn the_split_adds_up() {
         for seed in 100..130 {
             let trace = program(seed, 300);
             for capacity_mib in [100_000, 300] {
-                let observe = Observe { decisions: false, timeline: true };
+                let observe = Observe { timeline: true, ..Observe::default() };
                 let observed = run(&trace, &spec, &options(capacity_mib), observe).expect("runs");
                 let Some(split) = observed.result.split else { continue };
                 let row = observed.timeline[split.at_event as usize];

@@ -85,6 +85,17 @@ fn the_comparison_shows_what_is_printed() {
     assert!(readme.contains(&printed), "README.md lacks:\n{printed}");
 }
 
+/// All but the time, which is that of one machine.
+#[test]
+fn the_plan_shows_what_is_printed() {
+    let text = printed(&["plan", "traces/llama-3b-recompute.json.zst"]);
+    let readme = std::fs::read_to_string(root().join("README.md")).unwrap();
+    let lines = text.lines().filter(|line| !line.trim_start().starts_with("time "));
+    for line in lines {
+        assert!(readme.contains(line), "{line}");
+    }
+}
+
 /// The first screen of README.md shows what its first command prints, but for what a clock
 /// measured.
 #[test]

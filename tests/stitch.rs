@@ -34,7 +34,7 @@ fn observe(text: &str, spec: &str) -> Observed {
     options.capacity_bytes = trace.header.device.capacity_bytes.or(Some(4000 * MIB));
     options.paranoid = true;
     let spec = spec.parse().expect("a specification");
-    let observe = Observe { decisions: true, timeline: true };
+    let observe = Observe { decisions: true, timeline: true, ..Observe::default() };
     run(&trace, &spec, &options, observe).unwrap_or_else(|error| panic!("{spec}: {error}"))
 }
 

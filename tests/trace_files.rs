@@ -872,13 +872,17 @@ alloc _ 3MiB
 
 #[test]
 fn formats_are_told_by_content() {
-    let cases: [(&[u8], TraceFormat); 9] = [
+    let cases: [(&[u8], TraceFormat); 13] = [
         (b"\x80\x02}q\x00.", TraceFormat::Pickle),
         (b"\x80\x05\x95", TraceFormat::Pickle),
         (b"PAR1....", TraceFormat::Parquet),
         (b" \n\t {\"fraglab_trace\":1}", TraceFormat::NativeJson),
         (b"\xef\xbb\xbf{\"fraglab_trace\":1}", TraceFormat::NativeJson),
         (b"Thread,Time,Action,Pointer,Size,Stream\n", TraceFormat::RmmCsv),
+        (b"1 0x7f00 8192 0\n", TraceFormat::StallocLog),
+        (b"\nIteration Index : 0\n", TraceFormat::StallocLog),
+        (b"m.mlp->MLP Layer : F-start\n", TraceFormat::StallocLog),
+        (b"1 2 3 4\n", TraceFormat::Text),
         (b"alloc a 5\n", TraceFormat::Text),
         (b"# Gr\xc3\xb6\xc3\x9fe\n", TraceFormat::Text),
         (b"x", TraceFormat::Text),

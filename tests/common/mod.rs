@@ -1,6 +1,7 @@
 //! What several test modules share.
 
 pub(crate) mod program;
+pub(crate) mod stalloc_job;
 pub(crate) mod trace_gen;
 
 use std::path::{Path, PathBuf};
@@ -8,7 +9,13 @@ use std::path::{Path, PathBuf};
 /// The folder with the recordings, beside the repository. Where it is missing the caller returns;
 /// on CI that is a failure.
 pub(crate) fn shared_dir() -> Option<PathBuf> {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/recordings");
+    shared("recordings")
+}
+
+/// A folder of what several repositories share. Where it is missing the caller returns; on CI that
+/// is a failure.
+pub(crate) fn shared(folder: &str) -> Option<PathBuf> {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared").join(folder);
     if dir.is_dir() {
         return Some(dir);
     }

@@ -92,6 +92,7 @@ fn header(seed: u64, text: bool) -> Header {
         SourceKind::Unknown,
         SourceKind::TorchSnapshot,
         SourceKind::RmmCsv,
+        SourceKind::StallocLog,
         SourceKind::Text,
         SourceKind::Generated,
     ];

@@ -483,7 +483,7 @@ fn observe(program: &Program, spec: &str) -> Result<Observed, String> {
     options.address_policy = Some(AddressPolicy::Ascending);
     options.paranoid = true;
     let spec = spec.parse().expect("a specification");
-    let observe = Observe { decisions: true, timeline: false };
+    let observe = Observe { decisions: true, ..Observe::default() };
     run(&program.trace(), &spec, &options, observe).map_err(|error| error.to_string())
 }
 
