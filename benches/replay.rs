@@ -15,8 +15,15 @@ use fraglab::trace::Trace;
 
 const TRACES: [&str; 4] =
     ["llama-1b-varlen", "llama-7b-lora-recompute", "mixtral-moe", "llama-3b-recompute"];
-const ALLOCATORS: [&str; 6] =
-    ["caching", "best-fit", "stitch", "stitch+policy=shipped", "stitch+policy=best", "native"];
+const ALLOCATORS: [&str; 7] = [
+    "caching",
+    "best-fit",
+    "stitch",
+    "stitch+policy=shipped",
+    "stitch+policy=best",
+    "planned",
+    "native",
+];
 
 fn path_of(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("traces/{name}.json.zst"))
