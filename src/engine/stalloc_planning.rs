@@ -9,8 +9,7 @@ use std::collections::HashMap;
 use super::lifetimes::Lifetimes;
 use super::planning::{PlanError, PlanSource, Planned, Stopwatch, planned};
 use super::profile::steps_of;
-use crate::plan::bound::load_bound;
-use crate::plan::core::Normal;
+use crate::plan::bound::load_bytes;
 use crate::plan::stalloc::files::{ALIGNMENT_BYTES, ListedRequest};
 use crate::plan::stalloc::group::{GroupError, GroupSettings, plan_groups};
 use crate::plan::stalloc::size_classes::{self, Settings, SteadyIteration};
@@ -110,7 +109,7 @@ pub fn plan_as_stalloc(
     if !ALIGNMENT_BYTES.is_multiple_of(problem.granularity_bytes.max(1)) {
         return Err(StallocPlanError::Granularity);
     }
-    let normal = Normal::of(problem).map_err(PlanError::from)?;
+    let load_bytes = load_bytes(problem).map_err(PlanError::from)?;
     let roomy = |buffer: &Buffer| buffer.size_bytes > 0 && buffer.start < buffer.end;
     let placed: Vec<usize> =
         (0..problem.buffers.len()).filter(|&at| roomy(&problem.buffers[at])).collect();
@@ -141,9 +140,6 @@ pub fn plan_as_stalloc(
         let size = problem.buffers[at].size_bytes.next_multiple_of(problem.granularity_bytes);
         packing.offsets_bytes[at] + size
     });
-    let stretches = normal.pools.iter().flat_map(|pool| &pool.stretches);
-    let loads = stretches.map(|part| part.floor_units + load_bound(&part.core, 0).height);
-    let load_bytes = loads.max().unwrap_or(0) * normal.unit_bytes;
     let height_bytes = tops.max().unwrap_or(0);
     let name = match way {
         StallocWay::Size => "stalloc-size",

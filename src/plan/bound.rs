@@ -4,7 +4,8 @@
 //! fixed has its upper end where it is. Where every live item is aligned to a multiple of some
 //! `a > 1`, each but the highest also takes its padding up to the next multiple.
 
-use super::core::{Core, Rect, gcd};
+use super::core::{Core, Normal, PoolCores, Rect, gcd};
+use super::problem::{BadProblem, Problem};
 
 /// The bound of one stretch, in units.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -77,6 +78,23 @@ pub fn load_bound(core: &Core, binding_max: usize) -> Bound {
         }
     }
     bound
+}
+
+/// The load bound of a pool: the highest of its stretches', in units.
+pub fn pool_load(pool: &PoolCores) -> u64 {
+    let stretches = pool.stretches.iter();
+    let loads = stretches.map(|part| part.floor_units + load_bound(&part.core, 0).height);
+    loads.max().unwrap_or(0)
+}
+
+/// The load bound of a problem, all pools together, in bytes: what [`solve`](super::solve) knows
+/// before it searches.
+///
+/// # Errors
+/// If the problem contradicts itself.
+pub fn load_bytes(problem: &Problem) -> Result<u64, BadProblem> {
+    let normal = Normal::of(problem)?;
+    Ok(normal.pools.iter().map(pool_load).sum::<u64>() * normal.unit_bytes)
 }
 
 /// What divides every item's alignment. 1 if anything is fixed or shaped: those keep no padding,

@@ -106,6 +106,16 @@ impl StepLog {
             row.fallback_reserved_bytes_peak.max(levels.fallback_reserved_bytes);
     }
 
+    /// A count of all rows together.
+    pub(super) fn total(&self, count: fn(&StepSummary) -> u64) -> u64 {
+        self.rows.iter().map(count).sum()
+    }
+
+    /// The highest of a peak in all rows.
+    pub(super) fn peak(&self, level: fn(&StepSummary) -> u64) -> u64 {
+        self.rows.iter().map(level).max().unwrap_or(0)
+    }
+
     /// All rows; without `before` if nothing came before the first step.
     pub(super) fn rows(&self) -> Vec<StepSummary> {
         let is_empty =

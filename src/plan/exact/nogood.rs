@@ -1,5 +1,7 @@
 //! States that are known to lead nowhere, by fingerprint, in bounded memory.
 
+use super::super::random::mix;
+
 /// Slots of a new table.
 const SLOTS_MIN: usize = 1 << 10;
 
@@ -52,11 +54,4 @@ pub(super) fn print(kind: u32, key: u64) -> u128 {
     let low = mix(seed ^ 0x9e37_79b9_7f4a_7c15).wrapping_add(mix(key ^ 0x2545_f491_4f6c_dd1d));
     let high = mix(seed.wrapping_mul(0xd134_2543_de82_ef95) ^ key);
     (u128::from(mix(low)) << 64) | u128::from(high)
-}
-
-/// One step of SplitMix64.
-pub(super) fn mix(mut value: u64) -> u64 {
-    value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    value ^ (value >> 31)
 }

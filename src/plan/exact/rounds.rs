@@ -6,9 +6,9 @@
 //! 1993: within a logarithm of the best that restarts can do). States that were searched to their
 //! end stay known, so that a round does not do again what an earlier one has done.
 
+use super::super::random::mix;
 use super::Outcome;
 use super::board::Board;
-use super::nogood::mix;
 use super::pairs;
 use super::tree::{End, First, Order, Pick, Snug, Tree};
 use crate::plan::core::Core;

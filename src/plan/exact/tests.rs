@@ -1,4 +1,4 @@
-use super::nogood::mix;
+use super::super::random::mix;
 use super::*;
 use crate::plan::core::{Item, Rect};
 use crate::plan::portfolio::{Placed, PortfolioOptions, portfolio};

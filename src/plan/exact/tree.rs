@@ -11,8 +11,9 @@
 //! sections before and after are searched one after the other, and if the one fails no time is
 //! lost on other solutions of the other.
 
+use super::super::random::mix;
 use super::board::{Board, Piece};
-use super::nogood::{Nogoods, mix, print};
+use super::nogood::{Nogoods, print};
 use super::state::{Contradiction, NOTHING, State};
 use crate::plan::work::Work;
 

@@ -101,18 +101,32 @@ pub(super) fn help() -> Vec<(&'static str, &'static str)> {
     )]
 }
 
-/// What is counted.
+/// What is counted beside the rows of the steps.
 #[derive(Clone, Copy, Debug, Default)]
 struct Counts {
     alloc_retries: u64,
     ooms: u64,
     device_syncs: u64,
-    planned: u64,
-    online: u64,
-    mismatches: u64,
-    overlaps: u64,
-    replans: u64,
-    fallback_bytes_peak: u64,
+}
+
+/// What a profile gives before anything is asked for.
+#[derive(Clone, Debug)]
+struct Planned {
+    plan: Plan,
+    has_marks: bool,
+    /// It has several streams.
+    has_streams: bool,
+}
+
+impl Planned {
+    fn of(profile: &Profile, syncs: usize) -> Planned {
+        let course = Course::of(profile);
+        Planned {
+            plan: plan_profile(&course, syncs),
+            has_marks: course.has_marks,
+            has_streams: course.lives.windows(2).any(|pair| pair[0].stream != pair[1].stream),
+        }
+    }
 }
 
 /// The allocator.
@@ -173,8 +187,8 @@ impl Best {
         let device_bytes = inputs.device_total_bytes.unwrap_or(UNLIMITED_TOTAL_BYTES);
         let span_bytes = reservation_span_bytes(device_bytes);
         let span_bytes = span_bytes.checked_next_multiple_of(GRANULARITY_BYTES);
-        let course = Course::of(profile);
-        let plan = plan_profile(&course, syncs);
+        let made = profile.made.get(&format!("best {syncs}"), || Planned::of(profile, syncs));
+        let Planned { plan, has_marks, has_streams } = Planned::clone(&made);
         let track = plan.sections.first().map(|(_, track)| Arc::clone(track)).unwrap_or_default();
         Ok(Best {
             // A span too large for whole units is one that no device reserves.
@@ -184,8 +198,8 @@ impl Best {
             ),
             plan,
             source: profile.source.clone(),
-            has_marks: course.has_marks,
-            has_streams: course.lives.windows(2).any(|pair| pair[0].stream != pair[1].stream),
+            has_marks,
+            has_streams,
             section: 0,
             sections: 0,
             probe: None,
@@ -205,11 +219,16 @@ impl Best {
         })
     }
 
+    /// Unexpected requests so far.
+    fn mismatches(&self) -> u64 {
+        self.log.total(|row| row.mismatched)
+    }
+
     /// The next section begins: a step or not.
     fn enter_section(&mut self, is_step: bool) {
         self.learn();
         self.recorder.begin();
-        self.mismatches_before = self.counts.mismatches;
+        self.mismatches_before = self.mismatches();
         let later = self.plan.sections.iter().enumerate().skip(self.section + 1);
         let next = later.into_iter().find(|(_, (step, _))| *step || !is_step);
         self.track = match next {
@@ -302,7 +321,6 @@ impl Best {
 
     /// From now on steps go by this track.
     fn take_over(&mut self, (track, height_bytes): (Track, u64)) {
-        self.counts.replans += 1;
         self.log.now().replans += 1;
         self.plan.height_bytes = self.plan.height_bytes.max(height_bytes);
         self.plan.steady = Some(Arc::new(track));
@@ -312,7 +330,7 @@ impl Best {
     /// planned after it. Only programs of one stream are: where streams share memory, a plan hangs
     /// on waits that are chosen for the whole course.
     fn learn(&mut self) {
-        let unexpected = self.counts.mismatches - self.mismatches_before;
+        let unexpected = self.mismatches() - self.mismatches_before;
         let requests = self.recorder.requests();
         let is_much = unexpected >= LEARN_MIN && unexpected * LEARN_ONE_IN > requests as u64;
         if self.section < self.plan.sections.len() || !is_much {
@@ -381,7 +399,6 @@ impl Best {
             Found::Nowhere => None,
         };
         if !matches!(found, Found::Exact(_)) {
-            self.counts.mismatches += 1;
             self.log.now().mismatched += 1;
         }
         if let Some(at) = position {
@@ -389,11 +406,9 @@ impl Best {
             let place = self.track.places[at as usize];
             let tag = self.tag(at, number, false);
             if let Some(block) = self.take_planned(env, &place, size_bytes, request, tag) {
-                self.counts.planned += 1;
                 self.log.now().planned += 1;
                 return Some(block);
             }
-            self.counts.overlaps += 1;
             self.log.now().overlapping += 1;
         }
         self.take_online(env, position, number, size_bytes, request)
@@ -429,27 +444,30 @@ impl Best {
         if let Some(&used) = self.fills.get(place.group as usize) {
             let end = used + size_bytes;
             let offset = place.offset + used;
-            let fits = end <= place.room_bytes
-                && self.memory.reach(env, offset + size_bytes, self.plan.height_bytes);
-            let block = fits.then(|| self.memory.claim(env, offset, size_bytes, request, tag))?;
+            let fits = end <= place.room_bytes;
+            let block = fits.then(|| self.take_at(env, offset, size_bytes, request, tag))?;
             if block.is_some() {
                 self.fills[place.group as usize] = end;
             }
             return block;
         }
-        for offset in [place.offset, place.other_offset] {
-            if offset == NOWHERE {
-                break;
-            }
-            if !self.memory.reach(env, offset + size_bytes, self.plan.height_bytes) {
-                continue;
-            }
-            let block = self.memory.claim(env, offset, size_bytes, request, tag);
-            if block.is_some() {
-                return block;
-            }
-        }
-        None
+        let offsets = [place.offset, place.other_offset].into_iter();
+        let mut offsets = offsets.take_while(|&offset| offset != NOWHERE);
+        offsets.find_map(|offset| self.take_at(env, offset, size_bytes, request, tag))
+    }
+
+    /// A planned place, if it is free or new memory.
+    #[inline]
+    fn take_at<E: Env>(
+        &mut self,
+        env: &mut E,
+        offset: u64,
+        size_bytes: u64,
+        request: Request,
+        tag: Tag,
+    ) -> Option<u32> {
+        let reached = self.memory.reach(env, offset + size_bytes, self.plan.height_bytes);
+        reached.then(|| self.memory.claim(env, offset, size_bytes, request, tag))?
     }
 
     /// A place that the plan does not need while the block lives, else new memory, else any.
@@ -462,7 +480,6 @@ impl Best {
         size_bytes: u64,
         request: Request,
     ) -> Option<u32> {
-        self.counts.online += 1;
         self.log.now().online += 1;
         let now = position.map_or(self.follower.position(), |at| at + 1);
         let known = position.and_then(|at| self.track.places.get(at as usize)).copied();
@@ -479,7 +496,7 @@ impl Best {
                 .or_else(|| self.take_spare(env, now..freed, size_bytes, request, tag));
         }
         block
-            .or_else(|| self.take_new(env, size_bytes, request, tag))
+            .or_else(|| self.take_new(env, self.plan.height_bytes, size_bytes, request, tag))
             .or_else(|| self.take_any(env, size_bytes, request, tag))
     }
 
@@ -533,17 +550,18 @@ impl Best {
         ranges
     }
 
-    /// New memory behind what there is, the free end of that included.
+    /// New memory behind what there is and behind `floor`, the free end of that included.
     fn take_new<E: Env>(
         &mut self,
         env: &mut E,
+        floor: u64,
         size_bytes: u64,
         request: Request,
         tag: Tag,
     ) -> Option<u32> {
-        let held_bytes = self.memory.levels().reserved_bytes.max(self.plan.height_bytes);
+        let held_bytes = self.memory.levels().reserved_bytes.max(floor);
         let start = match self.memory.free_ranges(request.stream).last() {
-            Some((start, end)) if *end == held_bytes => (*start).max(self.plan.height_bytes),
+            Some((start, end)) if *end == held_bytes => (*start).max(floor),
             _ => held_bytes,
         };
         let end = start.checked_add(size_bytes)?;
@@ -565,16 +583,7 @@ impl Best {
         if let Some(start) = tightest(&free, size_bytes) {
             return self.memory.claim(env, start, size_bytes, request, tag);
         }
-        let held_bytes = self.memory.levels().reserved_bytes;
-        let start = match free.last() {
-            Some((start, end)) if *end == held_bytes => *start,
-            _ => held_bytes,
-        };
-        let end = start.checked_add(size_bytes)?;
-        if !self.memory.reach(env, end, end) {
-            return None;
-        }
-        self.memory.claim(env, start, size_bytes, request, tag)
+        self.take_new(env, 0, size_bytes, request, tag)
     }
 
     /// What can be had by waiting for the device.
@@ -703,8 +712,6 @@ impl Allocator for Best {
         self.live.live_bytes += request.size_bytes;
         if self.memory.tag(block).online {
             self.live.fallback_bytes += size_bytes;
-            self.counts.fallback_bytes_peak =
-                self.counts.fallback_bytes_peak.max(self.live.fallback_bytes);
         }
         self.live.fallback_reserved_bytes =
             self.memory.levels().reserved_bytes.saturating_sub(self.plan.height_bytes);
@@ -770,7 +777,7 @@ impl Allocator for Best {
     }
 
     fn counters(&self) -> Vec<(&'static str, u64)> {
-        let counts = &self.counts;
+        let (counts, log) = (&self.counts, &self.log);
         let (growths, shrinks) = self.memory.growths_and_shrinks();
         vec![
             ("segment_allocs", growths),
@@ -778,13 +785,13 @@ impl Allocator for Best {
             ("alloc_retries", counts.alloc_retries),
             ("ooms", counts.ooms),
             ("device_syncs", counts.device_syncs),
-            ("planned", counts.planned),
-            ("online", counts.online),
-            ("mismatches", counts.mismatches),
-            ("overlaps", counts.overlaps),
+            ("planned", log.total(|row| row.planned)),
+            ("online", log.total(|row| row.online)),
+            ("mismatches", self.mismatches()),
+            ("overlaps", log.total(|row| row.overlapping)),
             ("resyncs", self.follower.resyncs),
-            ("replans", counts.replans),
-            ("fallback_bytes_peak", counts.fallback_bytes_peak),
+            ("replans", log.total(|row| row.replans)),
+            ("fallback_bytes_peak", log.peak(|row| row.fallback_bytes_peak)),
         ]
     }
 

@@ -28,6 +28,7 @@ use super::groups::{Group, groups};
 use super::shapes::Shapes;
 use super::waits::{self, Load};
 use crate::alloc::ALIGNMENT_BYTES;
+use crate::plan::bound::load_bytes;
 use crate::plan::{Buffer, Extra, Gap, Packing, Problem, SolveOptions, solve};
 use crate::units::StreamId;
 
@@ -581,23 +582,25 @@ impl Wish {
 /// Lives are in order and sizes those of a valid trace: only blocks that are there can contradict
 /// each other, and then there is no packing.
 ///
-/// The search ends when a packing needs no more than `enough_bytes`.
+/// The search ends when a packing needs no more than `enough_bytes`; where that is less than what is
+/// live at once, when it is close to that.
 fn packed(
     buffers: Vec<Buffer>,
     enough_bytes: Option<u64>,
     work_units: u64,
 ) -> Option<(Packing, Problem)> {
-    let capacities_bytes = vec![enough_bytes];
+    let capacities_bytes = Vec::new();
     let mut problem = Problem { buffers, granularity_bytes: ALIGNMENT_BYTES, capacities_bytes };
+    if let Some(enough_bytes) = enough_bytes {
+        let least_bytes = load_bytes(&problem).ok()?;
+        let is_too_little = enough_bytes < least_bytes;
+        let close_bytes = least_bytes + least_bytes / CLOSE_ONE_IN;
+        problem.capacities_bytes =
+            vec![Some(if is_too_little { close_bytes } else { enough_bytes })];
+    }
     let work_units = Some(work_units);
     let options = SolveOptions { time: None, work_units, ..SolveOptions::default() };
-    let mut packing = solve(&problem, &options).ok()?.packing;
-    let least_bytes = packing.lower_bound_bytes();
-    if enough_bytes.is_some_and(|enough_bytes| enough_bytes < least_bytes) {
-        // The search gives up where nothing can fit. Close to what is needed at least is enough.
-        problem.capacities_bytes = vec![Some(least_bytes + least_bytes / CLOSE_ONE_IN)];
-        packing = solve(&problem, &options).ok()?.packing;
-    }
+    let packing = solve(&problem, &options).ok()?.packing;
     Some((packing, problem))
 }
 

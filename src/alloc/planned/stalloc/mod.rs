@@ -413,9 +413,7 @@ impl Allocator for Stalloc {
         let of_inner = |wanted: &str| {
             inner.iter().find(|(name, _)| *name == wanted).map_or(0, |&(_, count)| count)
         };
-        let rows = self.log.rows();
-        let sum = |count: fn(&super::StepSummary) -> u64| rows.iter().map(count).sum();
-        let most = |level: fn(&super::StepSummary) -> u64| rows.iter().map(level).max();
+        let log = &self.log;
         let Counts { pool_allocs, pool_frees, ooms, device_syncs, .. } = self.counts;
         vec![
             ("segment_allocs", pool_allocs + of_inner("segment_allocs")),
@@ -423,21 +421,18 @@ impl Allocator for Stalloc {
             ("alloc_retries", of_inner("alloc_retries")),
             ("ooms", ooms),
             ("device_syncs", device_syncs + of_inner("device_syncs")),
-            ("planned", sum(|row| row.planned)),
-            ("online", sum(|row| row.online)),
-            ("mismatches", sum(|row| row.mismatched)),
-            ("overlaps", sum(|row| row.overlapping)),
+            ("planned", log.total(|row| row.planned)),
+            ("online", log.total(|row| row.online)),
+            ("mismatches", log.total(|row| row.mismatched)),
+            ("overlaps", log.total(|row| row.overlapping)),
             ("unreleased", self.counts.unreleased),
             ("evaluation", self.counts.evaluation),
             ("dynamic_reused", self.counts.dynamic_reused),
             ("dynamic_fallbacks", self.counts.dynamic_fallbacks),
             ("rescued", self.counts.rescued),
             ("trims", self.counts.trims),
-            ("fallback_bytes_peak", most(|row| row.fallback_bytes_peak).unwrap_or(0)),
-            (
-                "fallback_reserved_bytes_peak",
-                most(|row| row.fallback_reserved_bytes_peak).unwrap_or(0),
-            ),
+            ("fallback_bytes_peak", log.peak(|row| row.fallback_bytes_peak)),
+            ("fallback_reserved_bytes_peak", log.peak(|row| row.fallback_reserved_bytes_peak)),
             ("fallback_segments", of_inner("segment_allocs")),
         ]
     }
