@@ -34,14 +34,13 @@
 use super::first_fit::AddressTree;
 use super::free_set::FreeSet;
 use super::heap::{FreeOrder, Heap, round_up};
+use super::pieces::Pieces;
 use super::spec::{Params, SpecError};
 use super::{
     Action, ActionKind, Allocator, BuildInputs, Env, Handle, LayoutBlock, Levels, OutOfMemory,
     Request,
 };
-use crate::device::sim::UNLIMITED_TOTAL_BYTES;
-use crate::device::{Device, GRANULARITY_BYTES, PhysicalHandle};
-use crate::trace::reservation_span_bytes;
+use crate::device::GRANULARITY_BYTES;
 use crate::units::{BlockId, StreamId};
 
 /// Takes the smallest block that fits.
@@ -52,27 +51,11 @@ pub type FirstFit = OneRange<AddressTree>;
 /// Ordinal of the only segment.
 const RANGE: u32 = 0;
 
-/// Physical memory obtained in one call.
-#[derive(Clone, Copy, Debug)]
-struct Piece {
-    size_bytes: u64,
-    /// None once it is released; the memory is there as long as it is mapped.
-    handle: Option<PhysicalHandle>,
-}
-
 /// The allocator.
 #[derive(Clone, Debug)]
 pub struct OneRange<F> {
     heap: Heap<F>,
-    limit_bytes: Option<u64>,
-    /// Addresses to reserve.
-    span_bytes: u64,
-    /// First address of the range, once it is reserved.
-    base: Option<u64>,
-    /// What is mapped, from `base` on without gaps.
-    pieces: Vec<Piece>,
-    growths: u64,
-    shrinks: u64,
+    pieces: Pieces,
     retries: u64,
     ooms: u64,
     device_syncs: u64,
@@ -85,17 +68,9 @@ impl<F: FreeOrder> OneRange<F> {
     /// If a parameter is given.
     pub fn build(params: Params, inputs: &BuildInputs) -> Result<Self, SpecError> {
         params.finish()?;
-        let device_bytes = inputs.device_total_bytes.unwrap_or(UNLIMITED_TOTAL_BYTES);
-        let span_bytes = reservation_span_bytes(device_bytes);
         Ok(OneRange {
             heap: Heap::new(inputs.stream_handles.len(), GRANULARITY_BYTES),
-            limit_bytes: inputs.limit_bytes.or(inputs.recorded_limit_bytes),
-            // A span too large for whole units is one that no device reserves.
-            span_bytes: span_bytes.checked_next_multiple_of(GRANULARITY_BYTES).unwrap_or(u64::MAX),
-            base: None,
-            pieces: Vec::new(),
-            growths: 0,
-            shrinks: 0,
+            pieces: Pieces::new(inputs),
             retries: 0,
             ooms: 0,
             device_syncs: 0,
@@ -139,36 +114,21 @@ impl<F: FreeOrder> OneRange<F> {
     /// but the range's being reserved if the limit, the range or the device refuse.
     fn grow<E: Env>(&mut self, env: &mut E, size_bytes: u64, stream: StreamId) -> Option<u32> {
         let held_bytes = self.heap.levels().reserved_bytes;
-        let most_bytes = self.limit_bytes.unwrap_or(u64::MAX).min(self.span_bytes);
+        let is_reserved = self.pieces.base().is_some();
         // What there is at the end is too small, or it had been taken.
-        let tail_bytes = match self.base {
-            Some(_) => self.heap.free_tail_bytes(RANGE, stream),
-            None => 0,
-        };
+        let tail_bytes = if is_reserved { self.heap.free_tail_bytes(RANGE, stream) } else { 0 };
         let short_bytes = size_bytes.checked_sub(tail_bytes)?;
         let piece_bytes = short_bytes.checked_next_multiple_of(GRANULARITY_BYTES)?;
-        if piece_bytes > most_bytes.saturating_sub(held_bytes) {
-            return None;
+        let address = self.pieces.grow(env.device(), held_bytes, piece_bytes);
+        if let Some(base) = self.pieces.base().filter(|_| !is_reserved) {
+            self.heap.add_segment(base, self.pieces.span_bytes());
         }
-        let address = self.base(env)? + held_bytes;
-        let handle = map_piece(env.device(), address, piece_bytes)?;
-        self.pieces.push(Piece { size_bytes: piece_bytes, handle: Some(handle) });
-        self.growths += 1;
+        let address = address?;
         if E::LOG {
             let kind = ActionKind::SegmentMap;
             env.log(self.heap.segment_action(kind, RANGE, stream, address, piece_bytes));
         }
         Some(self.heap.grow(RANGE, stream, piece_bytes))
-    }
-
-    /// First address of the range, which is reserved if it is not yet.
-    fn base<E: Env>(&mut self, env: &mut E) -> Option<u64> {
-        if self.base.is_none() {
-            let address = env.device().address_reserve(self.span_bytes).ok()?;
-            self.heap.add_segment(address, self.span_bytes);
-            self.base = Some(address);
-        }
-        self.base
     }
 
     /// Waits for the device: deferred frees complete and all free memory is shared.
@@ -182,54 +142,19 @@ impl<F: FreeOrder> OneRange<F> {
 
     /// Gives back the pieces at the end that are wholly free; all free memory is shared.
     fn shrink<E: Env>(&mut self, env: &mut E) {
-        let Some(base) = self.base else { return };
-        let free_bytes = self.heap.free_tail_bytes(RANGE, StreamId::NONE);
-        let (mut count, mut gone_bytes) = (0, 0);
-        for piece in self.pieces.iter_mut().rev() {
-            if gone_bytes + piece.size_bytes > free_bytes {
-                break;
-            }
-            // Handles go first: a piece whose handle the device does not take stays as it is.
-            if let Some(handle) = piece.handle
-                && env.device().release(handle).is_err()
-            {
-                break;
-            }
-            piece.handle = None;
-            gone_bytes += piece.size_bytes;
-            count += 1;
-        }
-        let address = base + (self.heap.levels().reserved_bytes - gone_bytes);
-        if count == 0 || env.device().unmap(address, gone_bytes).is_err() {
+        if self.pieces.base().is_none() {
             return;
         }
-        self.pieces.truncate(self.pieces.len() - count);
-        self.shrinks += count as u64;
+        let held_bytes = self.heap.levels().reserved_bytes;
+        let free_bytes = self.heap.free_tail_bytes(RANGE, StreamId::NONE);
+        let gone = self.pieces.shrink(env.device(), held_bytes, free_bytes);
+        let Some((address, gone_bytes)) = gone else { return };
         self.heap.shrink(RANGE, gone_bytes);
         if E::LOG {
             let kind = ActionKind::SegmentUnmap;
             env.log(self.heap.segment_action(kind, RANGE, StreamId::NONE, address, gone_bytes));
         }
     }
-}
-
-/// New memory at an address: created, mapped, made accessible. All or nothing.
-pub(super) fn map_piece<D: Device>(
-    device: &mut D,
-    address: u64,
-    size_bytes: u64,
-) -> Option<PhysicalHandle> {
-    let handle = device.create(size_bytes).ok()?;
-    let mapped = device.map(address, handle).is_ok();
-    if mapped && device.set_access(address, size_bytes).is_ok() {
-        return Some(handle);
-    }
-    // A device that refuses these too keeps the memory; there is nobody to tell.
-    if mapped {
-        let _ = device.unmap(address, size_bytes);
-    }
-    let _ = device.release(handle);
-    None
 }
 
 impl<F: FreeOrder> Allocator for OneRange<F> {
@@ -281,13 +206,14 @@ impl<F: FreeOrder> Allocator for OneRange<F> {
     }
 
     fn limit_bytes(&self) -> Option<u64> {
-        self.limit_bytes
+        self.pieces.limit_bytes()
     }
 
     fn counters(&self) -> Vec<(&'static str, u64)> {
+        let (growths, shrinks) = self.pieces.growths_and_shrinks();
         vec![
-            ("segment_allocs", self.growths),
-            ("segment_frees", self.shrinks),
+            ("segment_allocs", growths),
+            ("segment_frees", shrinks),
             ("alloc_retries", self.retries),
             ("ooms", self.ooms),
             ("device_syncs", self.device_syncs),

@@ -28,7 +28,8 @@
 //!
 //! An allocator never reads files, clocks or the environment, and never learns of the future. Two
 //! parts wait for those that cut memory into blocks: `free_set`, free blocks by size and address,
-//! and `heap`, blocks that split, join and stay on their stream.
+//! and `heap`, blocks that split, join and stay on their stream. A third, `pieces`, is for those
+//! that keep all memory in one range: how it grows at its end and shrinks there.
 //!
 //! # The contract
 //!
@@ -45,6 +46,7 @@ mod first_fit;
 mod free_set;
 mod heap;
 pub mod native;
+mod pieces;
 pub mod planned;
 pub mod registry;
 pub mod spec;

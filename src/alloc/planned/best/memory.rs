@@ -20,9 +20,11 @@
 
 use std::collections::BTreeMap;
 
-use crate::alloc::best_fit::map_piece;
-use crate::alloc::{Action, ActionKind, BlockState, Env, LayoutBlock, Levels, Request};
-use crate::device::{Device, GRANULARITY_BYTES, PhysicalHandle};
+use crate::alloc::pieces::Pieces;
+use crate::alloc::{
+    Action, ActionKind, BlockState, BuildInputs, Env, LayoutBlock, Levels, Request,
+};
+use crate::device::GRANULARITY_BYTES;
 use crate::units::{BlockId, StreamId};
 
 /// No block.
@@ -79,14 +81,6 @@ impl Tag {
     const NONE: Tag = Tag { section: 0, position: u32::MAX, number: u32::MAX, online: false };
 }
 
-/// Physical memory obtained in one call.
-#[derive(Clone, Copy, Debug)]
-struct Piece {
-    size_bytes: u64,
-    /// None once it is released; the memory is there as long as it is mapped.
-    handle: Option<PhysicalHandle>,
-}
-
 /// Half-open ranges of offsets, in order and disjoint.
 pub(super) type Ranges = Vec<(u64, u64)>;
 
@@ -110,32 +104,18 @@ pub(super) struct Memory {
     /// Every block by its offset; they cover the memory without gaps.
     by_offset: BTreeMap<u64, u32>,
     levels: Levels,
-    /// First address of the range, once it is reserved.
-    base: Option<u64>,
-    /// Addresses to reserve.
-    span_bytes: u64,
-    limit_bytes: Option<u64>,
-    /// What is mapped, from `base` on without gaps.
-    pieces: Vec<Piece>,
-    growths: u64,
-    shrinks: u64,
+    pieces: Pieces,
 }
 
 impl Memory {
-    /// Without memory. `span_bytes` is the size of the range, a multiple of 2 MiB or more than any
-    /// device reserves.
-    pub(super) fn new(span_bytes: u64, limit_bytes: Option<u64>) -> Memory {
+    /// Without memory, in a range for the device that the inputs tell of.
+    pub(super) fn new(inputs: &BuildInputs) -> Memory {
         Memory {
             blocks: Vec::new(),
             spare: Vec::new(),
             by_offset: BTreeMap::new(),
             levels: Levels::default(),
-            base: None,
-            span_bytes,
-            limit_bytes,
-            pieces: Vec::new(),
-            growths: 0,
-            shrinks: 0,
+            pieces: Pieces::new(inputs),
         }
     }
 
@@ -145,12 +125,12 @@ impl Memory {
     }
 
     pub(super) fn limit_bytes(&self) -> Option<u64> {
-        self.limit_bytes
+        self.pieces.limit_bytes()
     }
 
     /// How often memory was added, and how many pieces went.
     pub(super) fn growths_and_shrinks(&self) -> (u64, u64) {
-        (self.growths, self.shrinks)
+        self.pieces.growths_and_shrinks()
     }
 
     /// Takes `[offset, offset + size_bytes)` if all of it is memory that is free for the request's
@@ -276,11 +256,6 @@ impl Memory {
         in_use.map(|block| (block.tag, block.offset, block.size_bytes))
     }
 
-    /// Most memory that there may be.
-    fn most_bytes(&self) -> u64 {
-        self.limit_bytes.unwrap_or(u64::MAX).min(self.span_bytes)
-    }
-
     /// Sees to it that there is memory up to `end`, a byte offset; up to `wished_end` if the device
     /// gives that at once. Nothing changes but the range's being reserved if the limit, the range or
     /// the device refuse.
@@ -297,27 +272,15 @@ impl Memory {
     fn grow<E: Env>(&mut self, env: &mut E, end: u64) -> bool {
         let held_bytes = self.levels.reserved_bytes;
         let Some(end) = end.checked_next_multiple_of(GRANULARITY_BYTES) else { return false };
-        if end > self.most_bytes() {
+        let size_bytes = end - held_bytes;
+        if self.pieces.grow(env.device(), held_bytes, size_bytes).is_none() {
             return false;
         }
-        let Some(base) = self.base(env) else { return false };
-        let (address, size_bytes) = (base + held_bytes, end - held_bytes);
-        let Some(handle) = map_piece(env.device(), address, size_bytes) else { return false };
-        self.pieces.push(Piece { size_bytes, handle: Some(handle) });
-        self.growths += 1;
         if E::LOG {
             env.log(self.segment_action(ActionKind::SegmentMap, held_bytes, size_bytes));
         }
         self.append(size_bytes);
         true
-    }
-
-    /// First address of the range, which is reserved if it is not yet.
-    fn base<E: Env>(&mut self, env: &mut E) -> Option<u64> {
-        if self.base.is_none() {
-            self.base = Some(env.device().address_reserve(self.span_bytes).ok()?);
-        }
-        self.base
     }
 
     /// Adds free memory at the end.
@@ -350,33 +313,15 @@ impl Memory {
 
     /// Gives back the pieces at the end that are wholly free; all free memory is shared.
     pub(super) fn shrink<E: Env>(&mut self, env: &mut E) {
-        let Some(base) = self.base else { return };
         let Some((_, &last)) = self.by_offset.last_key_value() else { return };
         let free_bytes = match &self.blocks[last as usize] {
             block if block.is_free() => block.size_bytes,
             _ => 0,
         };
-        let (mut count, mut gone_bytes) = (0, 0);
-        for piece in self.pieces.iter_mut().rev() {
-            if gone_bytes + piece.size_bytes > free_bytes {
-                break;
-            }
-            // Handles go first: a piece whose handle the device does not take stays as it is.
-            if let Some(handle) = piece.handle
-                && env.device().release(handle).is_err()
-            {
-                break;
-            }
-            piece.handle = None;
-            gone_bytes += piece.size_bytes;
-            count += 1;
-        }
-        let end = self.levels.reserved_bytes - gone_bytes;
-        if count == 0 || env.device().unmap(base + end, gone_bytes).is_err() {
-            return;
-        }
-        self.pieces.truncate(self.pieces.len() - count);
-        self.shrinks += count as u64;
+        let held_bytes = self.levels.reserved_bytes;
+        let gone = self.pieces.shrink(env.device(), held_bytes, free_bytes);
+        let Some((_, gone_bytes)) = gone else { return };
+        let end = held_bytes - gone_bytes;
         self.levels.reserved_bytes = end;
         let block = &mut self.blocks[last as usize];
         block.size_bytes -= gone_bytes;
@@ -457,7 +402,7 @@ impl Memory {
             stream: StreamId::NONE,
             offset_bytes,
             size_bytes,
-            address: self.base.unwrap_or(0) + offset_bytes,
+            address: self.pieces.base().unwrap_or(0) + offset_bytes,
         }
     }
 
@@ -473,7 +418,7 @@ impl Memory {
 
     /// As [`Allocator::layout`](crate::alloc::Allocator::layout).
     pub(super) fn layout(&self, visit: &mut dyn FnMut(LayoutBlock)) {
-        let base = self.base.unwrap_or(0);
+        let base = self.pieces.base().unwrap_or(0);
         for &at in self.by_offset.values() {
             let block = &self.blocks[at as usize];
             let free = block.is_free();
@@ -481,7 +426,7 @@ impl Memory {
                 block: if free { BlockId::NONE } else { block.owner },
                 segment: 0,
                 segment_address: base,
-                segment_bytes: self.span_bytes,
+                segment_bytes: self.pieces.span_bytes(),
                 page_bytes: GRANULARITY_BYTES,
                 address: base + block.offset,
                 size_bytes: block.size_bytes,
@@ -516,7 +461,7 @@ impl Memory {
             end = block.end();
             prev = at;
         }
-        let mapped: u64 = self.pieces.iter().map(|piece| piece.size_bytes).sum();
+        let mapped = self.pieces.mapped_bytes();
         let Levels { allocated_bytes, active_bytes, reserved_bytes } = self.levels;
         let levels = [allocated_bytes, active_bytes, reserved_bytes, reserved_bytes];
         if levels != [sums[0], sums[1], end, mapped] {

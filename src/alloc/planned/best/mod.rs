@@ -67,9 +67,7 @@ use crate::alloc::{
     Action, ActionKind, Allocator, BuildInputs, Env, Handle, LayoutBlock, Levels, OutOfMemory,
     Request,
 };
-use crate::device::GRANULARITY_BYTES;
-use crate::device::sim::UNLIMITED_TOTAL_BYTES;
-use crate::trace::{reservation_span_bytes, step_name};
+use crate::trace::step_name;
 use crate::units::{BlockId, StreamId};
 use course::{Course, part_of_step};
 use follower::{Follower, Found};
@@ -184,18 +182,11 @@ impl Best {
             })?,
         };
         params.finish()?;
-        let device_bytes = inputs.device_total_bytes.unwrap_or(UNLIMITED_TOTAL_BYTES);
-        let span_bytes = reservation_span_bytes(device_bytes);
-        let span_bytes = span_bytes.checked_next_multiple_of(GRANULARITY_BYTES);
         let made = profile.made.get(&format!("best {syncs}"), || Planned::of(profile, syncs));
         let Planned { plan, has_marks, has_streams } = Planned::clone(&made);
         let track = plan.sections.first().map(|(_, track)| Arc::clone(track)).unwrap_or_default();
         Ok(Best {
-            // A span too large for whole units is one that no device reserves.
-            memory: Memory::new(
-                span_bytes.unwrap_or(u64::MAX),
-                inputs.limit_bytes.or(inputs.recorded_limit_bytes),
-            ),
+            memory: Memory::new(inputs),
             plan,
             source: profile.source.clone(),
             has_marks,
