@@ -159,6 +159,13 @@ impl fmt::Display for Nanos {
     }
 }
 
+/// A whole number, plain or with an exponent: `100000`, `1e5`.
+pub fn whole_number(text: &str) -> Option<u64> {
+    let Some((digits, exponent)) = text.split_once(['e', 'E']) else { return text.parse().ok() };
+    let power = 10u64.checked_pow(exponent.parse().ok()?)?;
+    digits.parse::<u64>().ok()?.checked_mul(power)
+}
+
 /// Defines a dense 32-bit id: an index into one of the tables of a trace.
 macro_rules! id {
     ($(#[$doc:meta])* $name:ident) => {

@@ -69,19 +69,7 @@ fn vector_e(iterations: usize) -> String {
 }
 
 /// Its plan, as the specification prints it.
-const PLAN_E: &str = "
-13312 13312 4 3 0
-0 8192
-8192 4096
-8192 1024
-12288 1024
-8192 4096
-8192 1024
-8192 1024
--1 4096
--1 1024
--1 1024
-";
+const PLAN_E: &str = include_str!("golden/stalloc_plan_e.txt");
 
 #[test]
 fn vector_e_overlaps_in_steady_state() {

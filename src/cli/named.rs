@@ -13,21 +13,18 @@ use std::sync::Arc;
 use anyhow::Context as _;
 
 use super::input;
-use crate::alloc::planned::PlanFiles;
+use crate::alloc::planned::{self, PlanFiles};
 use crate::alloc::spec::AllocSpec;
 use crate::engine::RunOptions;
 use crate::import::ReadOptions;
 use crate::plan::stalloc::files::{PlanFile, SpareFile};
-
-/// The only allocators that name files.
-const PLANNED: &str = "planned";
 
 /// Reads what the specifications name into the options.
 ///
 /// # Errors
 /// The first file that cannot be read, with the specification that names it.
 pub(super) fn read(specs: &[AllocSpec], options: &mut RunOptions) -> anyhow::Result<()> {
-    for spec in specs.iter().filter(|spec| spec.name == PLANNED) {
+    for spec in specs.iter().filter(|spec| spec.name == planned::NAME) {
         for (key, name) in &spec.params {
             let named = || format!("{spec}");
             match key.as_str() {

@@ -24,7 +24,7 @@ use crate::report::figure::{PackingLabels, packing_svg};
 use crate::report::plan_file::write_plan;
 use crate::report::{json, text};
 use crate::trace::Trace;
-use crate::units::Bytes;
+use crate::units::{Bytes, whole_number};
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -193,15 +193,10 @@ fn parse_time(text: &str) -> Result<Duration, String> {
 
 /// A count, with an exponent if one likes: `1e9`.
 fn parse_count(text: &str) -> Result<u64, String> {
-    let expected = || format!("{text:?} is no count: expected a whole number above 0, as in 1e9");
-    if let Ok(count @ 1..) = text.replace('_', "").parse() {
-        return Ok(count);
-    }
-    let (digits, exponent) = text.split_once(['e', 'E']).ok_or_else(expected)?;
-    let digits: u64 = digits.parse().map_err(|_| expected())?;
-    let power = exponent.parse().ok().and_then(|exponent| 10u64.checked_pow(exponent));
-    let count = power.and_then(|power| digits.checked_mul(power));
-    count.filter(|&count| count > 0).ok_or_else(expected)
+    let count = text.replace('_', "").parse().ok().or_else(|| whole_number(text));
+    count
+        .filter(|&count| count > 0)
+        .ok_or_else(|| format!("{text:?} is no count: expected a whole number above 0, as in 1e9"))
 }
 
 /// One problem, and what its buffers are called.

@@ -16,13 +16,10 @@
 use std::ops::Range;
 
 use super::replay::RunOptions;
-use crate::alloc::planned::Profile;
+use crate::alloc::planned::{self, Profile};
 use crate::alloc::spec::AllocSpec;
 use crate::trace::{Event, Op, Trace, step_name};
 use crate::units::{BlockId, ModuleId, PhaseId, counted};
-
-/// Allocators that get a profile.
-const PLANNED: &str = "planned";
 
 /// Where a profile comes from.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -36,7 +33,7 @@ pub(super) enum ProfileKey {
 impl ProfileKey {
     /// What a specification asks for, if its allocator plans ahead.
     pub(super) fn of(spec: &AllocSpec, options: &RunOptions) -> Option<ProfileKey> {
-        if spec.name != PLANNED {
+        if spec.name != planned::NAME {
             return None;
         }
         let value = |key: &str| {

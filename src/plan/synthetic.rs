@@ -20,6 +20,7 @@ use std::str::FromStr;
 
 use super::problem::{Buffer, Problem};
 use super::random::Random;
+use crate::units::whole_number;
 
 /// All sizes are multiples of this many bytes, as those of PyTorch's allocator.
 const ROUND_BYTES: u64 = 512;
@@ -172,14 +173,7 @@ impl FromStr for Shape {
 /// A whole number in range, plain or as `1e5`.
 fn number(key: &'static str, text: &str, min: u64, max: u64) -> Result<u64, BadShape> {
     let text = text.trim();
-    let value = match text.split_once(['e', 'E']) {
-        None => text.parse().ok(),
-        Some((digits, exponent)) => {
-            digits.parse::<u64>().ok().zip(exponent.parse().ok()).and_then(|(digits, exponent)| {
-                10u64.checked_pow(exponent).and_then(|ten| digits.checked_mul(ten))
-            })
-        }
-    };
+    let value = whole_number(text);
     let bad = || BadShape::Number { key, text: text.to_owned(), min, max };
     value.filter(|value| (min..=max).contains(value)).ok_or_else(bad)
 }

@@ -59,19 +59,7 @@ fn golden_e(iterations: usize, late: bool) -> String {
     log.text
 }
 
-const PLAN_E: &str = "
-13312 13312 4 3 0
-0 8192
-8192 4096
-8192 1024
-12288 1024
-8192 4096
-8192 1024
-8192 1024
--1 4096
--1 1024
--1 1024
-";
+const PLAN_E: &str = include_str!("../golden/stalloc_plan_e.txt");
 
 /// Static requests of a run that find their planned place taken, iteration by iteration: a plan
 /// replayed in order of requests, the second iteration for all later ones. Runs without layers.

@@ -28,6 +28,8 @@ use crate::units::PoolId;
 use best::Best;
 use stalloc::Stalloc;
 
+/// Name of the allocator in specifications.
+pub const NAME: &str = "planned";
 /// Name of the mode of our own.
 const BEST: &str = "best";
 /// Name of the mode that is STAlloc.

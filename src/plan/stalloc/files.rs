@@ -492,19 +492,7 @@ mod tests {
     use super::*;
 
     /// The plan that the tool writes for golden vector E of its description.
-    const PLAN_E: &str = "
-13312 13312 4 3 0
-0 8192
-8192 4096
-8192 1024
-12288 1024
-8192 4096
-8192 1024
-8192 1024
--1 4096
--1 1024
--1 1024
-";
+    const PLAN_E: &str = include_str!("../../../tests/golden/stalloc_plan_e.txt");
 
     #[test]
     fn a_plan_is_read_and_written_to_the_letter() {
