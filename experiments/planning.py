@@ -17,9 +17,9 @@ import statistics
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
+from pages import GIB, bare, fill, gib, names, number, percent, table
+
 REPORTS = Path(sys.argv[-1])
-GIB = 2**30
 CAPACITY = 2**20
 
 # MiniMalloc 9f5cf81 (g++ 12.2, optimised) told the capacity of 1048576 bytes: CPU seconds, measured
@@ -29,17 +29,6 @@ MINIMALLOC |= {"H": 1.52, "I": 3.16, "J": 0.92, "K": 0.61}
 
 # CPU seconds and MB that were aimed at for synthetic problems of so many blocks.
 TARGETS = {5: (0.5, 100), 6: (3, 512), 7: (60, 6000)}
-
-
-def number(text):
-    if text == "":
-        return None
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            pass
-    return text
 
 
 def read(name):
@@ -169,27 +158,6 @@ def allocators(results):
 # What both pages use.
 
 
-def table(head, rows):
-    lines = [head, ["---"] + ["---:"] * (len(head) - 1)] + rows
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def percent(share, digits=1):
-    return f"{100 * share:.{digits}f} %"
-
-
-def gib(value, digits=2):
-    return "–" if value is None else f"{value / GIB:.{digits}f}"
-
-
-def bare(trace):
-    return f"`{trace.removesuffix('.rank0')}`"
-
-
-def names(traces):
-    return ", ".join(map(bare, traces)) or "none"
-
-
 def seconds(value):
     if value == 0:
         return "< 0.01"
@@ -198,12 +166,6 @@ def seconds(value):
 
 def yes(row):
     return "yes" if row["proven"] == "true" else "no"
-
-
-def fill(name):
-    template = (HERE / f"{name}.md.in").read_text()
-    text = re.sub(r"\{\{(.+?)\}\}", lambda found: str(eval(found[1])), template, flags=re.S)
-    (REPORTS / f"{name}.md").write_text(text)
 
 
 # Packing.
@@ -752,7 +714,7 @@ else:
         SYNTHETIC = packed("synthetic")
         TOGETHER, APART = packed("recording"), packed("recording", streams="apart")
         LARGEST = packed("recording", planner="greedy-by-size")
-        fill("planning")
+        fill("planning", REPORTS, globals())
     if (REPORTS / "planned.csv").exists():
         RAN, COUNTS = by_cell(read("planned.csv")), by_cell(read("planned_counts.csv"))
-        fill("planned")
+        fill("planned", REPORTS, globals())

@@ -17,9 +17,9 @@ import statistics
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
+from pages import GIB, HERE, bare, fill, gib, names, number, percent, table
+
 RESULTS, REPORTS = Path(sys.argv[1]), Path(sys.argv[2])
-GIB = 2**30
 ALLOCATORS = ["native", "caching", "expandable", "best-fit", "paper", "shipped", "best"]
 OTHERS = ["paper", "shipped", "expandable", "best-fit", "caching"]
 STRATEGIES = ["N", "R", "LR", "RO", "LRO"]
@@ -48,17 +48,6 @@ def read(name):
             cell = {key: number(value) for key, value in row.items()}
             table.setdefault(row["trace"], {})[short(row["allocator"])] = cell
     return table
-
-
-def number(text):
-    if text == "":
-        return None
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            pass
-    return text
 
 
 def is_step(name):
@@ -127,18 +116,10 @@ def ok(trace, allocator):
     return cell(trace, allocator)["status"] == "ok"
 
 
-def gib(value, digits=2):
-    return "–" if value is None else f"{value / GIB:.{digits}f}"
-
-
 def ms(value):
     """Milliseconds with two or three significant digits."""
     value /= 1e6
     return f"{value:,.0f}" if value >= 10 else f"{value:.1f}"
-
-
-def percent(share, digits=1):
-    return f"{100 * share:.{digits}f} %"
 
 
 def held(trace, allocator):
@@ -160,14 +141,6 @@ def less(trace, allocator, other):
     """By how many bytes the reserved peak of `allocator` is below that of `other`."""
     peaks = (cell(trace, name)["reserved_bytes_peak"] for name in (other, allocator))
     return next(peaks) - next(peaks)
-
-
-def bare(trace):
-    return f"`{trace.removesuffix('.rank0')}`"
-
-
-def names(traces):
-    return ", ".join(map(bare, traces)) or "none"
 
 
 def larger(allocator, other, traces=None):
@@ -292,11 +265,6 @@ def non_monotone():
 
 
 # Tables.
-
-
-def table(head, rows):
-    lines = [head, ["---"] + ["---:"] * (len(head) - 1)] + rows
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def by_allocator(traces, show, key=None, first=None):
@@ -570,13 +538,7 @@ def chunk_us():
     return f"{(reserve + mapped + access) / 1024:.1f}"
 
 
-def fill(name):
-    template = (HERE / f"{name}.md.in").read_text()
-    text = re.sub(r"\{\{(.+?)\}\}", lambda found: str(eval(found[1])), template, flags=re.S)
-    (REPORTS / f"{name}.md").write_text(text)
-
-
 for name in ("stitching", "stitching_limits", "stitching_strategies"):
     shutil.copyfile(RESULTS / f"{name}.csv", REPORTS / f"{name}.csv")
-fill("stitching")
-fill("gmlake")
+fill("stitching", REPORTS, globals())
+fill("gmlake", REPORTS, globals())
