@@ -4,6 +4,8 @@
 //! (`size_bytes`, `time_ns`). Byte counts inside structures that the replay loop touches stay plain
 //! `u64` with a `_bytes` suffix; [`Bytes`] is for values that people write and read.
 
+pub(crate) mod random;
+
 use std::fmt;
 use std::str::FromStr;
 
@@ -164,6 +166,23 @@ pub fn whole_number(text: &str) -> Option<u64> {
     let Some((digits, exponent)) = text.split_once(['e', 'E']) else { return text.parse().ok() };
     let power = 10u64.checked_pow(exponent.parse().ok()?)?;
     digits.parse::<u64>().ok()?.checked_mul(power)
+}
+
+/// A line of a text and, below it, a caret at the column, counted in characters from 1. Of a very
+/// long line only the part around it.
+pub fn caret_under(line: &str, column: u32) -> String {
+    const AROUND: usize = 60;
+    let caret = (column as usize).saturating_sub(1);
+    let skipped = caret.saturating_sub(AROUND);
+    let shown: String = line.chars().skip(skipped).take(2 * AROUND).collect();
+    // Tabs stay tabs, so that the caret stands right whatever their width.
+    let indent: String = shown
+        .chars()
+        .chain(std::iter::repeat(' '))
+        .take(caret - skipped)
+        .map(|c| if c == '\t' { '\t' } else { ' ' })
+        .collect();
+    format!("{shown}\n{indent}^")
 }
 
 /// Defines a dense 32-bit id: an index into one of the tables of a trace.

@@ -39,7 +39,6 @@ pub mod core;
 pub mod exact;
 pub mod portfolio;
 mod problem;
-mod random;
 pub mod reason;
 pub mod repair;
 mod solve;

@@ -19,7 +19,7 @@
 use std::str::FromStr;
 
 use super::problem::{Buffer, Problem};
-use super::random::Random;
+use crate::units::random::Random;
 use crate::units::whole_number;
 
 /// All sizes are multiples of this many bytes, as those of PyTorch's allocator.

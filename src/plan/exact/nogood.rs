@@ -1,6 +1,6 @@
 //! States that are known to lead nowhere, by fingerprint, in bounded memory.
 
-use super::super::random::mix;
+use crate::units::random::mix;
 
 /// Slots of a new table.
 const SLOTS_MIN: usize = 1 << 10;

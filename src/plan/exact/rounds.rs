@@ -6,13 +6,13 @@
 //! 1993: within a logarithm of the best that restarts can do). States that were searched to their
 //! end stay known, so that a round does not do again what an earlier one has done.
 
-use super::super::random::mix;
 use super::Outcome;
 use super::board::Board;
 use super::pairs;
 use super::tree::{End, First, Order, Pick, Snug, Tree};
 use crate::plan::core::Core;
 use crate::plan::work::Work;
+use crate::units::random::mix;
 
 /// Nodes of an order in the shortest rounds.
 const NODES_MIN: u64 = 1000;

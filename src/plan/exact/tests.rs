@@ -1,8 +1,8 @@
-use super::super::random::mix;
 use super::*;
 use crate::plan::core::{Item, Rect};
 use crate::plan::portfolio::{Placed, PortfolioOptions, portfolio};
 use crate::plan::work::Incumbent;
+use crate::units::random::mix;
 
 /// Random numbers, the same ones every time.
 struct Rng(u64);

@@ -11,11 +11,11 @@
 //! sections before and after are searched one after the other, and if the one fails no time is
 //! lost on other solutions of the other.
 
-use super::super::random::mix;
 use super::board::{Board, Piece};
 use super::nogood::{Nogoods, print};
 use super::state::{Contradiction, NOTHING, State};
 use crate::plan::work::Work;
+use crate::units::random::mix;
 
 /// How a run ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,8 +7,8 @@
 use std::cmp::Reverse;
 
 use super::super::core::{Core, Item};
-use super::super::random::Random;
 use super::online::{Direction, Fit};
+use crate::units::random::Random;
 
 /// How many classes of load there are.
 const LOAD_CLASSES: u64 = 64;

@@ -1,9 +1,9 @@
 //! The decoder against one that looks at every pair, and the portfolio on any number of threads.
 
 use super::super::core::{Item, Rect};
-use super::super::random::Random;
 use super::online::{Direction, Fit};
 use super::*;
+use crate::units::random::Random;
 
 /// A core with all features: shapes, alignment, obstacles and hints, each in some of the cores.
 pub(in super::super) fn random_core(seed: u64) -> Core {

@@ -24,8 +24,8 @@ mod neighbours;
 use self::neighbours::Neighbours;
 use super::core::{Core, Rect};
 use super::portfolio::Placed;
-use super::random::Random;
 use super::work::Work;
+use crate::units::random::Random;
 
 /// Offset of an item that is taken out.
 const OUT: u64 = u64::MAX;

@@ -3,35 +3,40 @@
 /// A generator of 64 random bits at a time (Steele, Lea, Flood: "Fast splittable pseudorandom
 /// number generators", 2014). Enough to break ties and to draw sizes; not for secrets.
 #[derive(Clone, Debug)]
-pub(super) struct Random {
+pub(crate) struct Random {
     state: u64,
 }
 
 impl Random {
     /// A generator whose numbers depend on the seed alone.
-    pub(super) fn new(seed: u64) -> Random {
+    pub(crate) fn new(seed: u64) -> Random {
         Random { state: seed }
     }
 
+    /// A generator whose numbers depend on all of these.
+    pub(crate) fn of(seeds: &[u64]) -> Random {
+        Random::new(seeds.iter().fold(0, |state, &seed| Random::new(state ^ seed).bits()))
+    }
+
     /// The next 64 bits.
-    pub(super) fn bits(&mut self) -> u64 {
+    pub(crate) fn bits(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix(self.state)
     }
 
     /// A number below `bound`, which is above 0. The bias is below `bound / 2^64`.
-    pub(super) fn below(&mut self, bound: u64) -> u64 {
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
         ((u128::from(self.bits()) * u128::from(bound)) >> 64) as u64
     }
 
     /// A number in `[0, 1)`, of 53 bits.
-    pub(super) fn unit(&mut self) -> f64 {
+    pub(crate) fn unit(&mut self) -> f64 {
         (self.bits() >> 11) as f64 / (1u64 << 53) as f64
     }
 }
 
 /// Spreads 64 bits: the last step of splitmix64.
-pub(super) fn mix(mut bits: u64) -> u64 {
+pub(crate) fn mix(mut bits: u64) -> u64 {
     bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     bits ^ (bits >> 31)
