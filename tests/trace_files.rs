@@ -380,7 +380,7 @@ mod parquet {
 // ---- native -----------------------------------------------------------------------------------
 
 /// The example of the README's chapter on the native form.
-const NATIVE_EXAMPLE: &str = r#"{"fraglab_trace": 2,
+const NATIVE_EXAMPLE: &str = r#"{"fraglab_trace": 3,
  "header": {"name": "by-hand", "limit_bytes": 52428800},
  "streams": [0, 7],
  "phases": ["step0.forward"],
@@ -414,7 +414,7 @@ fn the_native_example_means_what_the_readme_says() {
 
 #[test]
 fn files_of_version_1_are_read_as_they_were() {
-    let old = NATIVE_EXAMPLE.replace("\"fraglab_trace\": 2", "\"fraglab_trace\": 1");
+    let old = NATIVE_EXAMPLE.replace("\"fraglab_trace\": 3", "\"fraglab_trace\": 1");
     assert_ne!(old, NATIVE_EXAMPLE);
     let read = |text: &str| read_native(text.as_bytes()).expect("reads");
     assert_eq!(read(&old), read(NATIVE_EXAMPLE));
@@ -445,8 +445,8 @@ fn native_errors_say_what_and_where() {
             "the first key is \"header\", expected \"fraglab_trace\"",
         ),
         (
-            "{\"fraglab_trace\":3,\"columns\":[1,{}]}",
-            "version 3 of the native trace format; this fraglab reads versions 1 to 2",
+            "{\"fraglab_trace\":4,\"columns\":[1,{}]}",
+            "version 4 of the native trace format; this fraglab reads versions 1 to 3",
         ),
         ("{\"fraglab_trace\":0}", "version 0"),
         ("{\"fraglab_trace\":-1}", "1:19: invalid value: integer `-1`, expected u32"),
@@ -1574,4 +1574,42 @@ fn statistics_of_a_recording() {
             addresses: 1,
         })
     );
+}
+
+/// Units, ranks and options of a model survive text and native JSON.
+#[test]
+fn a_model_goes_through_text_and_native() {
+    let text = "ranks 4 2\noption chunk_size 100\nunit emb leaf emb.w=60\n\
+                unit \"a b\" host w=50 b=10:frozen\nalloc emb.w 120 role=parameter\n";
+    let trace = read_text(text).expect("a text");
+    let model = trace.header.model.clone().expect("a model");
+    assert_eq!((model.ranks, model.local_ranks, model.elements()), (4, 2, 120));
+    assert_eq!(model.options["chunk_size"], "100");
+    assert!(model.units[0].leaf && model.units[1].host && model.units[1].parameters[1].frozen);
+    let mut native = Vec::new();
+    write_native(&trace, &mut native).expect("written");
+    assert_eq!(read_native(&native[..]).expect("read").header.model, Some(model.clone()));
+    let mut again = Vec::new();
+    write_text(&trace, &mut again).expect("written");
+    let again = String::from_utf8(again).expect("text");
+    assert_eq!(read_text(&again).expect("read").header.model, Some(model));
+}
+
+#[test]
+fn a_model_that_contradicts_itself_is_refused() {
+    for (lines, message) in [
+        ("ranks 0", "0 of 0 ranks on a host"),
+        ("ranks 2 3", "3 of 2 ranks on a host"),
+        ("unit a w=1\nunit a v=1", "module `a` is there twice"),
+        ("unit a w=1\nunit b w=1", "parameter `w` is there twice"),
+        ("unit a leaf", "module `a` has no parameters"),
+        ("unit a w=0", "parameter `w` has 0 elements"),
+        ("unit a w=72057594037927937", "parameter `w` has 72057594037927937 elements"),
+    ] {
+        let error = match read_text(lines) {
+            Err(error) => error.to_string(),
+            Ok(trace) => validate(&trace).expect_err(lines).to_string(),
+        };
+        assert!(error.contains(message), "{lines}: {error}");
+    }
 }

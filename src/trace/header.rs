@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::Model;
+
 /// What kind of file or program a trace came from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -264,4 +266,7 @@ pub struct Header {
     /// Unix time of the first event in nanoseconds, where known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_unix_ns: Option<u64>,
+    /// The model, for allocators that manage model data.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<Model>,
 }

@@ -16,10 +16,12 @@
 mod file;
 mod header;
 mod hooked;
+mod model;
 mod native;
 #[cfg(feature = "analytics")]
 mod parquet;
 mod recording;
+mod roles;
 mod start;
 mod stats;
 mod text;
@@ -33,6 +35,7 @@ pub use header::{
     SourceKind, reservation_span_bytes, room_on_device,
 };
 pub use hooked::{HookedModule, backward_phase};
+pub use model::{ELEMENTS_MAX, Model, ModelParameter, ModelUnit};
 pub use native::{NATIVE_VERSION, NativeError, read_native, write_native};
 #[cfg(feature = "analytics")]
 pub use parquet::{ParquetError, read_parquet, write_parquet};
@@ -40,6 +43,7 @@ pub use recording::{
     EntryKind, RecordedAction, RecordedEntries, RecordedEntry, RecordedKind, Recording, Truth,
     recorded_entries,
 };
+pub use roles::LiveByRole;
 pub use start::{StartBlock, StartLayout, StartSegment, StartState};
 pub use stats::{
     RecordedStats, SizeClass, SizeStats, StartStats, StreamStats, TraceStats, stats, step_name,

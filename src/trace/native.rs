@@ -28,8 +28,9 @@ use crate::units::{
 };
 
 /// Version of the native format that is written, and the newest that is read. Version 1 knew
-/// neither `settings_changes` nor `start`; whatever it holds means the same in version 2.
-pub const NATIVE_VERSION: u32 = 2;
+/// neither `settings_changes` nor `start`, version 2 no `model` in the header; whatever they hold means
+/// the same in version 3.
+pub const NATIVE_VERSION: u32 = 3;
 
 /// The first key of a native trace; its value is the version.
 const VERSION_KEY: &str = "fraglab_trace";

@@ -21,11 +21,12 @@ use serde::de::{DeserializeOwned, IntoDeserializer};
 
 use super::validate::{BLOCK_BYTES_MAX, EnteredPools, LIVE_BYTES_MAX};
 use super::{
-    Block, DeviceCall, Direction, Event, Expectation, Fault, FaultWhen, Op, Pool, PoolKind, Role,
-    Source, SourceKind, Trace, Transfer,
+    Block, DeviceCall, Direction, Event, Expectation, Fault, FaultWhen, ModelParameter, ModelUnit,
+    Op, Pool, PoolKind, Role, Source, SourceKind, Trace, Transfer,
 };
 use crate::units::{
     BlockId, Bytes, ModuleId, NameId, PhaseId, PoolId, SettingsId, SiteId, StreamId, TransferId,
+    caret_under,
 };
 use write::show_time;
 pub use write::write_text;
@@ -41,7 +42,8 @@ const NAMELESS: &str = "_";
 const EVENT_WORDS: &str = "alloc, attempt, free, defer, done, access, mark, empty_cache, \
     settings, pool, enter, leave, transfer, repeat, end";
 const HEADER_WORDS: &str = "name, source, device, device_index, start_unix_ns, capacity, \
-    device_total, address_space, mappings, limit, conf, addresses, fail, strategies, expect";
+    device_total, address_space, mappings, limit, conf, addresses, fail, strategies, \
+    ranks, unit, option, expect";
 
 /// A text trace is wrong at a place.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -60,18 +62,7 @@ pub struct TextError {
 impl TextError {
     /// The line and, below it, a caret at the column. Of a very long line only the part around it.
     pub fn excerpt(&self) -> String {
-        const AROUND: usize = 60;
-        let caret = (self.column as usize).saturating_sub(1);
-        let skipped = caret.saturating_sub(AROUND);
-        let shown: String = self.source_line.chars().skip(skipped).take(2 * AROUND).collect();
-        // Tabs stay tabs, so that the caret stands right whatever their width.
-        let indent: String = shown
-            .chars()
-            .chain(std::iter::repeat(' '))
-            .take(caret - skipped)
-            .map(|c| if c == '\t' { '\t' } else { ' ' })
-            .collect();
-        format!("{shown}\n{indent}^")
+        caret_under(&self.source_line, self.column)
     }
 }
 
@@ -259,6 +250,36 @@ fn size_of(token: &Token<'_>) -> Result<u64, Wrong> {
         0 => Err(token.wrong("a size of 0 bytes: expected 1 byte or more")),
         1..=BLOCK_BYTES_MAX => Ok(bytes.0),
         _ => Err(token.wrong("the size is too large: sizes end at 2^60 - 1 bytes")),
+    }
+}
+
+/// `MODULE [leaf] [host] PARAMETER=ELEMENTS[:frozen]...`.
+fn unit_of(args: &mut Args<'_, '_>) -> Result<ModelUnit, Wrong> {
+    let module = args.require("the path of a module")?.text.to_string();
+    let mut unit = ModelUnit { module, ..ModelUnit::default() };
+    let what = "a parameter and its number of elements, as in weight=4096 or weight=4096:frozen";
+    let mut token = args.require(what)?;
+    loop {
+        match (&*token.text, token.text.rsplit_once('=')) {
+            ("leaf", _) => unit.leaf = true,
+            ("host", _) => unit.host = true,
+            (_, Some((name, elements))) => {
+                let (elements, frozen) = match elements.strip_suffix(":frozen") {
+                    Some(elements) => (elements, true),
+                    None => (elements, false),
+                };
+                let elements = number_of(token, elements, "a number of elements")?;
+                let name = name.to_owned();
+                unit.parameters.push(ModelParameter { name, elements, frozen });
+            }
+            (word, None) => {
+                return Err(token.wrong(format!("unexpected `{word}`: expected {what}")));
+            }
+        }
+        match args.next() {
+            Some(next) => token = next,
+            None => return Ok(unit),
+        }
     }
 }
 
@@ -505,7 +526,7 @@ impl Parser {
                 "`{known}` belongs before the first event, which is in line {first}"
             )));
         }
-        if known != "fail"
+        if !matches!(known, "fail" | "unit" | "option")
             && let Some(earlier) = self.header_lines.insert(known, line)
         {
             return Err(word.wrong(format!("`{known}` stands already in line {earlier}")));
@@ -562,6 +583,25 @@ impl Parser {
                 header.source = Source { kind, version };
                 args.finish()?;
             }
+            "ranks" => {
+                let model = header.model.get_or_insert_default();
+                let count = |token: &Token<'_>| {
+                    let count = number_of(token, &token.text, "a number of ranks")?;
+                    u32::try_from(count).map_err(|_| token.wrong("too many ranks"))
+                };
+                model.ranks = count(args.require("the number of data-parallel ranks")?)?;
+                model.local_ranks = match args.next() {
+                    Some(local) => count(local)?,
+                    None => model.ranks,
+                };
+                args.finish()?;
+            }
+            "option" => {
+                let key = args.require("the name of an option")?.text.to_string();
+                let value = args.require_last("its value")?.text.to_string();
+                header.model.get_or_insert_default().options.insert(key, value);
+            }
+            "unit" => header.model.get_or_insert_default().units.push(unit_of(args)?),
             _ => header.faults.push(fault_of(args)?),
         }
         Ok(())

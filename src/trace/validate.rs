@@ -17,7 +17,7 @@
 use std::collections::BTreeMap;
 
 use super::{
-    Event, FaultWhen, Op, Pool, PoolKind, RecordedKind, Recording, StartBlock, StartLayout,
+    Event, FaultWhen, Model, Op, Pool, PoolKind, RecordedKind, Recording, StartBlock, StartLayout,
     StartSegment, StartState, Trace, Transfer,
 };
 use crate::units::{BlockId, PoolId};
@@ -160,6 +160,9 @@ fn check_sizes(trace: &Trace) -> Result<(), InvalidTrace> {
     }
     if let Some(index) = header.faults.iter().position(|fault| fault.when == FaultWhen::Nth(0)) {
         return Err(table("header.faults", index, "calls are counted from 1".to_owned()));
+    }
+    if let Some((index, why)) = header.model.as_ref().and_then(Model::fault) {
+        return Err(table("header.model.units", index, why));
     }
     let size = |transfer: &Transfer| !is_size(transfer.size_bytes);
     if let Some(index) = trace.transfers.iter().position(size) {

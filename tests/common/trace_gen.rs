@@ -5,8 +5,9 @@
 
 use fraglab::trace::{
     AddressPolicy, Block, DeviceCall, DeviceInfo, Direction, Event, Expectation, Fault, FaultWhen,
-    Frame, Header, History, Op, Pool, PoolKind, RecordedAction, RecordedKind, Recording, Role,
-    Source, SourceKind, StartBlock, StartLayout, StartSegment, StartState, Trace, Transfer, Truth,
+    Frame, Header, History, Model, ModelParameter, ModelUnit, Op, Pool, PoolKind, RecordedAction,
+    RecordedKind, Recording, Role, Source, SourceKind, StartBlock, StartLayout, StartSegment,
+    StartState, Trace, Transfer, Truth,
 };
 use fraglab::units::{
     BlockId, FrameId, ModuleId, NameId, PhaseId, PoolId, SettingsId, SiteId, StreamId, TransferId,
@@ -145,6 +146,7 @@ fn header(seed: u64, text: bool) -> Header {
             }
         },
         start_unix_ns: some(20).then_some(1_795_965_079_291_717_000),
+        model: some(20).then(any_model),
     }
 }
 
@@ -524,5 +526,26 @@ fn scramble(trace: &mut Trace) {
             Op::Access(b) => Op::Access(turned(b)),
             other => other,
         };
+    }
+}
+
+/// A model with a unit of every kind, names that need quotes among them.
+fn any_model() -> Model {
+    let parameter =
+        |name: &str, elements, frozen| ModelParameter { name: name.to_owned(), elements, frozen };
+    let unit = |module: &str, leaf, host, parameters| ModelUnit {
+        module: module.to_owned(),
+        leaf,
+        host,
+        parameters,
+    };
+    Model {
+        ranks: 8,
+        local_ranks: 4,
+        units: vec![
+            unit("embed", true, false, vec![parameter("embed.weight", 7, false)]),
+            unit("a b#c", false, true, vec![parameter("w x", 1 << 40, true)]),
+        ],
+        options: [("chunk_size".to_owned(), "64 Mi".to_owned())].into(),
     }
 }

@@ -5,8 +5,8 @@ use std::collections::HashSet;
 use std::io::{self, Write};
 
 use super::super::{
-    Direction, Expectation, FaultWhen, Op, Pool, PoolKind, Role, Source, SourceKind, StartLayout,
-    StartState, Trace, Transfer, validate,
+    Direction, Expectation, FaultWhen, Model, ModelParameter, Op, Pool, PoolKind, Role, Source,
+    SourceKind, StartLayout, StartState, Trace, Transfer, validate,
 };
 use super::{NAMELESS, word};
 use crate::units::{BlockId, PoolId};
@@ -129,6 +129,27 @@ fn write_header(trace: &Trace, writer: &mut impl Write) -> io::Result<()> {
     }
     if !header.strategies.is_empty() {
         writeln!(writer, "strategies {}", show_word(&header.strategies.join(",")))?;
+    }
+    header.model.as_ref().map_or(Ok(()), |model| write_model(model, writer))
+}
+
+fn write_model(model: &Model, writer: &mut impl Write) -> io::Result<()> {
+    writeln!(writer, "ranks {} {}", model.ranks, model.local_ranks)?;
+    for (key, value) in &model.options {
+        writeln!(writer, "option {} {}", show_word(key), show_word(value))?;
+    }
+    for unit in &model.units {
+        write!(writer, "unit {}", show_word(&unit.module))?;
+        for (flag, word) in [(unit.leaf, "leaf"), (unit.host, "host")] {
+            if flag {
+                write!(writer, " {word}")?;
+            }
+        }
+        for ModelParameter { name, elements, frozen } in &unit.parameters {
+            let frozen = if *frozen { ":frozen" } else { "" };
+            write!(writer, " {}", show_word(&format!("{name}={elements}{frozen}")))?;
+        }
+        writeln!(writer)?;
     }
     Ok(())
 }
