@@ -13,12 +13,15 @@
 //!   report    formats results: text tables, JSON, CSV, Parquet, figures
 //!   engine    the one replay loop, its clock and completions; verify, predict, compare; the
 //!             smallest capacity; profiles for those that plan ahead, traces as packing problems
+//!   chunk     PatrickStar's manager: model data in equal chunks on GPU and host, a link between them
 //!   metrics   sinks that watch a replay (peaks, decisions, time line, shadow map); layout splits
 //!   alloc     the allocators: native, caching, best_fit, bfc, stitch, planned; their trait,
 //!             registry
 //!   plan      offline packing (dynamic storage allocation): problem, bound, solvers, validator;
 //!             knows nothing of what is above or below it
 //!   device    what an allocator may ask a GPU: a simulated one; wrappers that count and refuse
+//!   workload  model description and strategies -> trace (recompute, offload, ZeRO, LoRA, pipeline,
+//!             MoE): a small autograd whose tensors free themselves
 //!   import    other people's files -> trace: torch snapshots, RMM logs, STAlloc's logs,
 //!             MiniMalloc's buffers
 //!   trace     events, blocks, sites, phases; native JSON, text and Parquet files
@@ -28,12 +31,14 @@
 //! # One replay
 //!
 //! ```text
+//!   TOML ──workload──┐
 //!   file ──import──> Trace ──engine::run──> RunResult ──report──> table, JSON, CSV, Parquet
 //!                      │         │
 //!                      │         ├─ registry::build makes it and calls a visitor with its type
 //!                      │         └─ the loop, compiled for <allocator, device, sink>:
 //!                      │              for event in trace { allocator.malloc(..) / free / .. }
 //!                      ├─ Prepared ──engine::compare──> Compared: many cells side by side
+//!                      ├─ chunk::run ──> what PatrickStar's manager would ask for: a Trace again
 //!                      ├─ Recording (what the real one did) ──engine::verify──> VerifyResult
 //!                      └─ engine::lifetimes ──> Problem ──engine::plan──> Planned (offsets, bound)
 //! ```
@@ -54,6 +59,7 @@
 //! How to add an allocator stands in [`alloc`]; the file formats in `traces/README.md`.
 
 pub mod alloc;
+pub mod chunk;
 #[cfg(feature = "cli")]
 pub mod cli;
 pub mod device;
@@ -64,3 +70,4 @@ pub mod plan;
 pub mod report;
 pub mod trace;
 pub mod units;
+pub mod workload;

@@ -1,5 +1,6 @@
 //! What several test modules share.
 
+pub(crate) mod jobs;
 pub(crate) mod program;
 pub(crate) mod stalloc_job;
 pub(crate) mod trace_gen;
