@@ -54,7 +54,12 @@ macro_rules! allocators {
                 $($name => Ok(visitor.visit($build(params, inputs)?)),)*
                 _ => Err(SpecError::UnknownAllocator {
                     name: spec.name.clone(),
-                    known: list().iter().map(|info| info.name).collect::<Vec<_>>().join(", "),
+                    known: list()
+                        .iter()
+                        .map(|info| info.name)
+                        .chain(["chunk"])
+                        .collect::<Vec<_>>()
+                        .join(", "),
                     hint: hint(&spec.name),
                 }),
             }
@@ -72,6 +77,7 @@ fn hint(name: &str) -> String {
         );
     }
     match name.to_ascii_lowercase().as_str() {
+        "patrickstar" => "; chunk is PatrickStar's manager".to_owned(),
         "gmlake" => "; stitch is GMLake".to_owned(),
         "pytorch" | "torch" => "; caching is PyTorch's".to_owned(),
         "tensorflow" | "jax" => "; bfc is TensorFlow's and JAX's".to_owned(),
@@ -121,6 +127,7 @@ mod tests {
         let said = error("expandable_segments:True");
         assert!(said.contains("--pytorch-conf expandable_segments:True, or"), "{said}");
         assert!(said.ends_with(" caching+expandable_segments=True"), "{said}");
-        assert!(error("cashing").ends_with(", planned"), "no hint, only the names");
+        assert!(error("PatrickStar").ends_with("; chunk is PatrickStar's manager"));
+        assert!(error("cashing").ends_with(", planned, chunk"), "no hint, only the names");
     }
 }

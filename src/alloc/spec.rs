@@ -120,6 +120,16 @@ impl FromStr for AllocSpec {
 }
 
 impl AllocSpec {
+    /// Reads a specification that is a parameter of another: in brackets where it has parameters of
+    /// its own, as in `inner=[stitch+policy=best]`.
+    ///
+    /// # Errors
+    /// If it is not understood.
+    pub fn nested(text: &str) -> Result<AllocSpec, SpecError> {
+        let bare = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+        bare.unwrap_or(text).parse()
+    }
+
     /// Reads a list: `caching,stitch+policy=best,native`.
     ///
     /// # Errors

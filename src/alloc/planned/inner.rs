@@ -74,8 +74,7 @@ impl Inner {
     /// # Errors
     /// As building that allocator by itself.
     pub(super) fn build(text: &str, inputs: &BuildInputs) -> Result<Inner, SpecError> {
-        let bare = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
-        let mut spec: AllocSpec = bare.unwrap_or(text).parse()?;
+        let mut spec = AllocSpec::nested(text)?;
         if spec.name == "expandable" {
             spec.name = "caching".to_owned();
             spec.params.push(("expandable_segments".to_owned(), "True".to_owned()));
