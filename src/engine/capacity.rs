@@ -24,6 +24,7 @@ use serde::Serialize;
 use super::prepared::{DeviceSize, Prepared};
 use super::replay::{RunError, Watched, watch};
 use crate::alloc::spec::AllocSpec;
+use crate::chunk;
 use crate::device::GRANULARITY_BYTES;
 use crate::metrics::NoSink;
 use crate::units::Bytes;
@@ -91,7 +92,9 @@ pub fn smallest_capacity(
         return Ok(SmallestCapacity { message: Some(message), ..SmallestCapacity::default() });
     }
     let mut probing = Probing { prepared, spec, probes: BTreeMap::new() };
-    let lowest = lowest_units(prepared, &unlimited);
+    // What the chunk manager keeps on the host is not live on the device.
+    let managed = spec.name == chunk::NAME;
+    let lowest = if managed { 1 } else { lowest_units(prepared, &unlimited) };
     let reserved = units(unlimited.peaks.reserved_bytes_peak).max(lowest);
     let Some(enough) = probing.enough(reserved)? else {
         let message = format!(

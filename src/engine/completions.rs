@@ -20,7 +20,7 @@ enum State {
 /// did; [`Completions::wait`] gives those first, then all others in the order of their frees.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Completions {
-    /// State by block; as long as the block table once anything was deferred.
+    /// State by block; covers the blocks so far once anything was deferred.
     states: Vec<State>,
     /// Blocks whose use has ended, oldest first.
     ended: VecDeque<(BlockId, Handle)>,
@@ -31,7 +31,7 @@ pub(super) struct Completions {
 impl Completions {
     /// The program freed a block that is still in use elsewhere.
     pub(super) fn defer(&mut self, block: BlockId, handle: Handle, blocks: usize) {
-        if self.states.is_empty() {
+        if self.states.len() < blocks {
             self.states.resize(blocks, State::Idle);
         }
         self.states[block.index()] = State::Waiting;

@@ -5,6 +5,8 @@
 //! compares the same without taking anything from what that allocator did. [`compare`] runs many
 //! cells of one [`Prepared`] trace; [`smallest_capacity`] tells how small a device may be.
 mod capacity;
+mod chunk_plans;
+mod chunked;
 mod clock;
 mod compare;
 mod completions;
@@ -22,7 +24,12 @@ mod stalloc_planning;
 mod steps;
 mod verify;
 
+use crate::alloc::registry::{self, AllocatorInfo};
+use crate::chunk;
+
 pub use capacity::{CapacitySearch, SmallestCapacity, smallest_capacity};
+pub use chunk_plans::{BestChunks, Choice, ChunkPlan, ChunkedModel, plan_chunks};
+pub use chunked::Transfers;
 pub use compare::{CompareCell, Compared, Order, compare};
 pub use lifetimes::{Lifetimes, StreamRule, lifetimes};
 pub use packing::{minimalloc_rows, packing_from_minimalloc, problem_from_minimalloc};
@@ -39,3 +46,14 @@ pub use stalloc_planning::{
     StallocHints, StallocPlanError, StallocWay, plan_as_stalloc, stalloc_hints,
 };
 pub use verify::{Difference, VerifyError, VerifyResult, verify};
+
+/// Every allocator that [`run`] knows: those of the registry, and `chunk`, which drives one of them.
+pub fn allocators() -> Vec<AllocatorInfo> {
+    let mut allocators = registry::list();
+    allocators.push(AllocatorInfo {
+        name: chunk::NAME,
+        summary: "PatrickStar's manager: model data in equal chunks on GPU and host",
+        params: chunk::parameter_help(),
+    });
+    allocators
+}

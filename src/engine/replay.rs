@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use rayon::prelude::*;
 
+use super::chunked::{self, Transfers};
 use super::completions::Completions;
 use super::loading::Loading;
 use super::prepared::{DeviceSize, Prepared};
@@ -17,15 +18,20 @@ use super::steps::{StepMeter, step_begins};
 use crate::alloc::planned::PlanFiles;
 use crate::alloc::registry::{self, Visitor};
 use crate::alloc::spec::{AllocSpec, SpecError};
-use crate::alloc::{Action, ActionKind, Allocator, BuildInputs, Env, Handle, LayoutBlock, Request};
+use crate::alloc::{
+    Action, ActionKind, Allocator, BuildInputs, Env, Handle, LayoutBlock, OutOfMemory, Request,
+};
+use crate::chunk::{self, ChunkError, ChunkEvent, Gpu, GpuBlock, LinkCostsError};
 use crate::device::sim::addresses::Addresses;
 use crate::device::{CostProfile, Counting, Device, Faulty, RefusedCall, Sim};
 use crate::metrics::{
     DecisionRow, Decisions, NoSink, PeakTracker, Peaks, Shadow, Sink, Split, SplitAt,
     StepPeakTracker, StepPeaks, Timeline, TimelineRow, split,
 };
-use crate::trace::{AddressPolicy, Event, Op, StartBlock, StartLayout, StartState, Trace};
-use crate::units::{BlockId, Bytes, StreamId, grouped};
+use crate::trace::{
+    AddressPolicy, Event, Op, SourceKind, StartBlock, StartLayout, StartState, Trace,
+};
+use crate::units::{BlockId, Bytes, PoolId, SettingsId, StreamId, grouped};
 
 /// How to run.
 #[derive(Clone, Debug)]
@@ -110,6 +116,8 @@ pub struct Observed {
     pub timeline: Vec<TimelineRow>,
     /// A row a step, and one for what lies before, between and after them; empty unless asked for.
     pub steps: Vec<StepPeaks>,
+    /// What the manager of `chunk` decided; empty for other allocators.
+    pub chunk_log: Vec<ChunkEvent>,
 }
 
 /// A run could not be done.
@@ -118,6 +126,12 @@ pub enum RunError {
     /// The allocator could not be built.
     #[error(transparent)]
     Spec(#[from] SpecError),
+    /// The trace cannot go through the chunk manager.
+    #[error(transparent)]
+    Chunk(#[from] ChunkError),
+    /// The costs of moves that ship cannot be read: a mistake of this program.
+    #[error("costs of moves between host and GPU: {0}")]
+    LinkCosts(#[from] LinkCostsError),
     /// Recorded addresses are asked for, but there are none.
     #[error(
         "address policy `recorded` needs a recording of device addresses, and this trace has none; \
@@ -163,8 +177,26 @@ pub(super) fn run_on(
     size: DeviceSize,
     observe: Observe,
 ) -> Result<Observed, RunError> {
+    if spec.name == chunk::NAME {
+        return chunked::run(prepared, spec, size, observe);
+    }
     let (runner, inputs) = prepare(prepared, spec, size, observe);
     registry::build(spec, &inputs, runner)?
+}
+
+/// Lets `drive` ask an allocator for memory request by request, on a device as the trace's replay
+/// has it.
+///
+/// # Errors
+/// As [`run`].
+pub(super) fn live<R>(
+    prepared: &Prepared<'_>,
+    spec: &AllocSpec,
+    size: DeviceSize,
+    drive: impl FnOnce(&mut dyn Gpu) -> R,
+) -> Result<R, RunError> {
+    let (runner, inputs) = prepare(prepared, spec, size, Observe::default());
+    registry::build(spec, &inputs, Live { runner, drive })?
 }
 
 /// Takes a prepared trace through one allocator with a sink of the caller's, and nothing else.
@@ -178,6 +210,9 @@ pub(super) fn watch<S: Sink>(
     stop_on_oom: bool,
     sink: S,
 ) -> Result<(Watched, S), RunError> {
+    if spec.name == chunk::NAME {
+        return chunked::watch_managed(prepared, spec, size, stop_on_oom, sink);
+    }
     let (mut runner, inputs) = prepare(prepared, spec, size, Observe::default());
     runner.stop_on_oom = stop_on_oom;
     registry::build(spec, &inputs, Watcher { runner, sink })?
@@ -313,7 +348,7 @@ impl Visitor for Runner<'_> {
         let mut result = self.result(run, split, policy, program_ns);
         result.start = self.start_summary(&started);
         result.address_spread = address_spread;
-        Ok(Observed { result, decisions, timeline, steps })
+        Ok(Observed { result, decisions, timeline, steps, chunk_log: Vec::new() })
     }
 }
 
@@ -344,6 +379,92 @@ impl<S: Sink> Visitor for Watcher<'_, S> {
             layout_kept: matches!(started, Started::TakenOver(_)),
         };
         Ok((watched, sink))
+    }
+}
+
+/// Lets something drive an allocator whose type is known.
+struct Live<'a, F> {
+    runner: Runner<'a>,
+    drive: F,
+}
+
+impl<R, F: FnOnce(&mut dyn Gpu) -> R> Visitor for Live<'_, F> {
+    type Output = Result<R, RunError>;
+
+    fn visit<A: Allocator + Send + 'static>(self, allocator: A) -> Self::Output {
+        let policy = self.runner.address_policy::<A>();
+        let device = self.runner.wrapped(self.runner.sim(policy)?);
+        let completions = Completions::default();
+        let env = ReplayEnv { device, sink: NoSink, event: 0, completions };
+        let mut gpu = LiveGpu { allocator, env, asked: 0, blocks: Vec::new() };
+        Ok((self.drive)(&mut gpu))
+    }
+}
+
+/// An allocator that is asked for memory by something that reacts to it.
+struct LiveGpu<A> {
+    allocator: A,
+    env: ReplayEnv<SimDevice, NoSink>,
+    /// Requests so far: the n-th is for block n of the trace that comes of them.
+    asked: u32,
+    /// What became of every request, by its number.
+    blocks: Vec<Handle>,
+}
+
+impl<A: Allocator> Gpu for LiveGpu<A> {
+    fn malloc(&mut self, size_bytes: u64, stream: StreamId) -> Result<GpuBlock, OutOfMemory> {
+        let block = BlockId(self.asked);
+        self.asked += 1;
+        let request = Request { block, size_bytes, stream };
+        let handle = self.allocator.malloc(&mut self.env, request);
+        self.blocks.push(handle.unwrap_or(Handle::NONE));
+        handle.map(|_| GpuBlock(block.0))
+    }
+
+    fn free(&mut self, block: GpuBlock) {
+        let handle = std::mem::replace(&mut self.blocks[block.0 as usize], Handle::NONE);
+        if handle != Handle::NONE {
+            self.allocator.free(&mut self.env, handle);
+        }
+    }
+
+    fn defer(&mut self, block: GpuBlock) {
+        let handle = self.blocks[block.0 as usize];
+        if handle != Handle::NONE {
+            self.env.completions.defer(BlockId(block.0), handle, self.blocks.len());
+            self.allocator.defer(&mut self.env, handle);
+        }
+    }
+
+    fn done(&mut self, block: GpuBlock) {
+        let handle = std::mem::replace(&mut self.blocks[block.0 as usize], Handle::NONE);
+        if handle != Handle::NONE {
+            self.env.completions.done(BlockId(block.0), handle);
+        }
+    }
+
+    fn allocated_bytes(&self) -> u64 {
+        self.allocator.levels().allocated_bytes
+    }
+
+    fn empty_cache(&mut self) {
+        self.allocator.empty_cache(&mut self.env);
+    }
+
+    fn settings(&mut self, settings: SettingsId) {
+        self.allocator.change_settings(&mut self.env, settings);
+    }
+
+    fn pool_enter(&mut self, pool: PoolId) {
+        self.allocator.pool_enter(&mut self.env, pool);
+    }
+
+    fn pool_leave(&mut self, pool: PoolId) {
+        self.allocator.pool_leave(&mut self.env, pool);
+    }
+
+    fn pool_delete(&mut self, pool: PoolId) {
+        self.allocator.pool_delete(&mut self.env, pool);
     }
 }
 
@@ -434,7 +555,9 @@ impl Runner<'_> {
     /// that begins late shows nothing of it.
     fn find_loading(&mut self, policy: AddressPolicy) {
         let wanted = policy == AddressPolicy::Chunks || self.options.address_seeds > 0;
-        if wanted && self.trace.start.is_none() {
+        // A generated trace shows no driver, and what the chunk manager asks for comes from one.
+        let recorded = self.trace.header.source.kind != SourceKind::Generated;
+        if wanted && recorded && self.trace.start.is_none() {
             self.loading = self.prepared.loading();
         }
     }
@@ -736,6 +859,8 @@ impl Runner<'_> {
             counters,
             torch_stats: run.allocator.torch_stats().map(|stats| stats.into_iter().collect()),
             plan: run.allocator.plan_summary(),
+            transfers: Transfers::of_trace(self.trace),
+            chunk: None,
             time: self.simulated_time(&run, program_ns),
             wall: Wall {
                 events_per_second: run.memory_events as f64 / run.seconds.max(1e-9),
@@ -757,14 +882,7 @@ impl Runner<'_> {
             };
         }
         let Some(refusal) = run.refusal else {
-            return Outcome {
-                status: Status::Ok,
-                event_index: None,
-                requested_bytes: None,
-                largest_hole_bytes: None,
-                refused_call: None,
-                message: None,
-            };
+            return Outcome::ok();
         };
         Outcome {
             status: Status::Oom,

@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::chunked::Transfers;
 use crate::alloc::Levels;
 use crate::alloc::planned::PlanSummary;
+use crate::chunk::ChunkSummary;
 use crate::device::CallCounts;
 use crate::metrics::{Peaks, Split};
 use crate::trace::AddressPolicy;
@@ -65,6 +67,12 @@ pub struct RunResult {
     /// What was planned ahead and what became of it; allocators that plan only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub plan: Option<PlanSummary>,
+    /// What moved between host and device; absent if nothing did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub transfers: Option<Transfers>,
+    /// What the chunk manager did; `chunk` only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub chunk: Option<ChunkSummary>,
     /// Simulated time.
     pub time: SimulatedTime,
     /// What a clock measured. Never compared.
@@ -194,6 +202,20 @@ pub struct Outcome {
     pub refused_call: Option<String>,
     /// One line for people.
     pub message: Option<String>,
+}
+
+impl Outcome {
+    /// Every request was met.
+    pub(super) fn ok() -> Outcome {
+        Outcome {
+            status: Status::Ok,
+            event_index: None,
+            requested_bytes: None,
+            largest_hole_bytes: None,
+            refused_call: None,
+            message: None,
+        }
+    }
 }
 
 /// The same run under several address policies. Each figure is an extreme of its own.

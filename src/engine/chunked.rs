@@ -1,0 +1,205 @@
+//! `chunk` in a replay: PatrickStar's manager runs first, then what it asked for is replayed.
+//!
+//! The manager needs to know how much memory the program's other tensors take, which an allocator's
+//! rounding decides. So it runs against a live allocator, and leaves a trace of requests behind:
+//!
+//! ```text
+//!   trace ──> chunk::run ──asks──> inner allocator on a simulated device
+//!                  │
+//!                  ├──> figures (summary)
+//!                  └──> derived trace ──> the one replay loop, with the same inner allocator ──> result
+//! ```
+//!
+//! The one design decision: the second pass. It costs a replay, and in return splits, decisions,
+//! time lines, steps and the paranoid checker work on chunks as on anything else.
+
+use serde::Serialize;
+
+use super::prepared::{DeviceSize, Prepared};
+use super::replay::{Observe, Observed, RunError, Watched, live, run_on, watch};
+use super::result::{Outcome, Status};
+use crate::alloc::planned;
+use crate::alloc::spec::{AllocSpec, Params};
+use crate::chunk::layout::{MI, smallest_chunk_elements};
+use crate::chunk::search::{Machine, fine_grid, search, tightest};
+use crate::chunk::{self, ChunkConfig, ChunkRun, ChunkSize, ChunkSummary, LinkCosts};
+use crate::metrics::Sink;
+use crate::trace::{Direction, Model, Op, Trace};
+
+/// Bytes that moved between host and device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Transfers {
+    /// Copies to the device.
+    pub h2d: u64,
+    /// Their bytes.
+    pub h2d_bytes: u64,
+    /// Copies to the host.
+    pub d2h: u64,
+    /// Their bytes.
+    pub d2h_bytes: u64,
+}
+
+impl Transfers {
+    /// Those that the program itself makes; nothing if it makes none.
+    pub(super) fn of_trace(trace: &Trace) -> Option<Transfers> {
+        let mut sum = Transfers::default();
+        for event in &trace.events {
+            let Op::Transfer(id) = event.op else { continue };
+            let transfer = &trace.transfers[id.index()];
+            let (count, bytes) = match transfer.direction {
+                Direction::HostToDevice => (&mut sum.h2d, &mut sum.h2d_bytes),
+                Direction::DeviceToHost => (&mut sum.d2h, &mut sum.d2h_bytes),
+            };
+            *count += 1;
+            *bytes = bytes.saturating_add(transfer.size_bytes);
+        }
+        (sum != Transfers::default()).then_some(sum)
+    }
+
+    fn of_summary(summary: &ChunkSummary) -> Transfers {
+        let mut sum = Transfers::default();
+        for traffic in [summary.moves, summary.adam_copies, summary.transfers] {
+            sum.h2d += traffic.h2d;
+            sum.h2d_bytes = sum.h2d_bytes.saturating_add(traffic.h2d_bytes);
+            sum.d2h += traffic.d2h;
+            sum.d2h_bytes = sum.d2h_bytes.saturating_add(traffic.d2h_bytes);
+        }
+        sum
+    }
+}
+
+/// A trace after the manager.
+struct Managed {
+    run: ChunkRun,
+    inner: AllocSpec,
+    params: Vec<(String, String)>,
+}
+
+/// Takes a trace through the manager, its requests through the inner allocator.
+fn manage(
+    prepared: &Prepared<'_>,
+    spec: &AllocSpec,
+    size: DeviceSize,
+) -> Result<Managed, RunError> {
+    let trace = prepared.trace();
+    let model = trace.header.model.as_ref();
+    let options = model.map(|model| model.options.clone()).unwrap_or_default();
+    let mut config = ChunkConfig::build(Params::new(spec), &options)?;
+    if config.gpu_bytes.is_none() {
+        config.gpu_bytes = match size {
+            DeviceSize::Bytes(bytes) => Some(bytes),
+            DeviceSize::OfTrace => size.capacity_and_total_bytes(trace).0,
+            DeviceSize::Unlimited => DeviceSize::OfTrace.capacity_and_total_bytes(trace).0,
+        };
+    }
+    if let (ChunkSize::Auto, Some(model)) = (config.chunk_size, model) {
+        let rows = search(&model.units, fine_grid(&model.units), &machine(&config, model));
+        let least = smallest_chunk_elements(&model.units).next_multiple_of(MI);
+        let elements = tightest(&rows).map_or(least, |best| best.chunk_elements);
+        config.chunk_size = ChunkSize::Elements(elements);
+    }
+    let inner = AllocSpec::nested(&config.inner)?;
+    // A plan needs to know the program's requests, which the manager makes up as it goes.
+    if [chunk::NAME, planned::NAME].contains(&inner.name.as_str()) {
+        let name = &inner.name;
+        let message =
+            format!("inner={name}: expected an allocator without a plan, as caching or stitch");
+        return Err(Params::new(spec).value_error(message).into());
+    }
+    let costs = link_costs(prepared, &config)?;
+    let mut run = live(prepared, &inner, size, |gpu| chunk::run(trace, &config, &costs, gpu))??;
+    // The device of the second pass fails as that of the first did.
+    run.trace.header.faults = trace.header.faults.clone();
+    Ok(Managed { run, inner, params: config.params() })
+}
+
+/// What the search for a chunk size wants to know of a machine.
+fn machine(config: &ChunkConfig, model: &Model) -> Machine {
+    Machine {
+        gpu_bytes: config.gpu_bytes.unwrap_or(0),
+        host_bytes: config.host_bytes,
+        ranks: model.ranks,
+        local_ranks: model.local_ranks,
+        gpu_ratio: config.overall_gpu_mem_ratio.value(),
+        host_ratio: config.overall_cpu_mem_ratio.value(),
+        warmup_ratio: config.warmup_gpu_chunk_mem_ratio.value(),
+        memory_saving: config.with_mem_saving_comm,
+        working_bytes: 0,
+        host_working_bytes: 0,
+    }
+}
+
+/// Costs of moves: measured where the profile is of the machine that was measured, else assumed;
+/// rates that are told replace either.
+fn link_costs(prepared: &Prepared<'_>, config: &ChunkConfig) -> Result<LinkCosts, RunError> {
+    let mut costs = match prepared.options().profile.name.as_str() {
+        "h200" => LinkCosts::shipped("link-h200")?,
+        _ => LinkCosts::default(),
+    };
+    if let Some(bytes_per_s) = config.link_bandwidth {
+        costs.set_link(bytes_per_s as f64);
+    }
+    if let Some(bytes_per_s) = config.peer_bandwidth {
+        costs.collective_bytes_per_s = bytes_per_s as f64;
+    }
+    Ok(costs)
+}
+
+/// [`run_on`](super::replay::run_on) for `chunk`.
+pub(super) fn run(
+    prepared: &Prepared<'_>,
+    spec: &AllocSpec,
+    size: DeviceSize,
+    observe: Observe,
+) -> Result<Observed, RunError> {
+    let Managed { run, inner, params } = manage(prepared, spec, size)?;
+    let ChunkRun { trace, summary, log } = run;
+    let derived = Prepared::new(&trace, prepared.options());
+    let mut observed = run_on(&derived, &inner, size, observe)?;
+    let result = &mut observed.result;
+    result.trace = prepared.summary().clone();
+    result.allocator.name = spec.to_string();
+    let inner_params = std::mem::take(&mut result.allocator.params).into_iter();
+    let inner_params = inner_params.map(|(key, value)| (format!("inner.{key}"), value));
+    result.allocator.params = params.into_iter().chain(inner_params).collect();
+    result.transfers = Some(Transfers::of_summary(&summary));
+    if result.outcome.status == Status::Oom && summary.refusals == 0 {
+        // The manager made room and asked again.
+        result.outcome = Outcome::ok();
+        result.split = None;
+    }
+    if let (Some(stop), Status::Ok) = (summary.hard_stop, result.outcome.status) {
+        result.outcome = Outcome {
+            status: Status::Oom,
+            event_index: None,
+            requested_bytes: Some(stop.chunk_bytes),
+            largest_hole_bytes: None,
+            refused_call: None,
+            message: Some(stop.to_string()),
+        };
+    }
+    result.chunk = Some(summary);
+    observed.chunk_log = log;
+    Ok(observed)
+}
+
+/// [`watch`](super::replay::watch) for `chunk`.
+pub(super) fn watch_managed<S: Sink>(
+    prepared: &Prepared<'_>,
+    spec: &AllocSpec,
+    size: DeviceSize,
+    stop_on_oom: bool,
+    sink: S,
+) -> Result<(Watched, S), RunError> {
+    let Managed { run, inner, .. } = manage(prepared, spec, size)?;
+    let derived = Prepared::new(&run.trace, prepared.options());
+    let refused = run.summary.refusals > 0;
+    let (mut watched, sink) = watch(&derived, &inner, size, stop_on_oom && refused, sink)?;
+    if !refused {
+        watched.refusal = None;
+    }
+    if let (Some(stop), None) = (run.summary.hard_stop, &watched.failure) {
+        watched.failure = Some(stop.to_string());
+    }
+    Ok((watched, sink))
+}
