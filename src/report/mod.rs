@@ -14,6 +14,7 @@
 //!   Planned ────┬─> text    a paragraph or a table
 //!               ├─> plan_file  offsets as JSON
 //!               └─> figure  the packing as SVG
+//!   ChunkPlan ────> text    chunk sizes: a table and the best
 //! ```
 
 pub mod expect;

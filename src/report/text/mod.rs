@@ -1,9 +1,12 @@
 //! One screen of text for people: numbers to the right, sizes with two decimals, at most 80 columns
 //! wide where the content allows, colour only when asked for.
 
+mod chunk_steps;
+mod chunks;
 mod compare;
 mod grid;
 mod info;
+mod job;
 mod lint;
 mod list;
 mod plan;
@@ -12,8 +15,10 @@ mod run;
 mod stalloc;
 mod verify;
 
+pub use chunks::chunks;
 pub use compare::{TraceComparison, compare, compare_markdown};
 pub use info::{FileFacts, info};
+pub use job::{generated, job_choices};
 pub use lint::{Effect, effects, lint};
 pub use list::{TraceFormatInfo, list};
 pub use plan::{capacity_reason, plan, plans};

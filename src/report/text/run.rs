@@ -1,5 +1,6 @@
 //! The answer of `run`: a head about the trace, then a row an allocator.
 
+use super::chunk_steps::chunk_steps;
 use super::grid::{Align, Cell, Grid};
 use super::plan_steps::plan_steps;
 use super::{SizeUnit, Style, Tone, counted, duration, grouped, percent, printable, rate, wrapped};
@@ -39,6 +40,7 @@ pub fn run(runs: &TraceRuns<'_>, style: Style) -> String {
     if let [result] = runs.results {
         out.push_str(&steps_line(&result.time));
         out.push_str(&plan_steps(result, style));
+        out.push_str(&chunk_steps(result, style));
     }
     let recorded = runs.results.iter().find(|result| result.allocator.name == "caching");
     if let (Some(result), Some(bytes)) = (recorded, runs.recorded_reserved_bytes_peak)
@@ -335,6 +337,11 @@ fn start(result: &RunResult) -> Vec<String> {
 
 /// `event 4,012 asked for 1.95 GiB: largest hole 120 MiB, reserved peak 38.49 GiB, capacity ...`
 fn oom(result: &RunResult) -> String {
+    if let Some(stop) = result.chunk.as_ref().and_then(|chunk| chunk.hard_stop)
+        && result.outcome.event_index.is_none()
+    {
+        return stop.to_string();
+    }
     let Outcome { event_index, requested_bytes, largest_hole_bytes, ref refused_call, .. } =
         result.outcome;
     let mut text = match event_index {
@@ -449,6 +456,8 @@ pub(crate) mod tests {
             counters: BTreeMap::from([("ooms".to_owned(), 0)]),
             torch_stats: Some(BTreeMap::from([("num_ooms".to_owned(), 0)])),
             plan: None,
+            transfers: None,
+            chunk: None,
             time: SimulatedTime { allocator_device_ns: 1_234_567_890, ..SimulatedTime::default() },
             wall: Wall { events_per_second: 20_123_456.0, seconds: 0.01, peak_rss_bytes: 7 },
         }
