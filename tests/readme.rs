@@ -115,3 +115,50 @@ fn the_first_screen_shows_what_is_printed() {
         assert!(readme.contains(steady.trim_end()), "README.md lacks: {steady}");
     }
 }
+
+/// The keys of job descriptions are documented as the reader has them.
+#[test]
+fn every_key_of_a_job_has_its_row() {
+    let text = std::fs::read_to_string(root().join("traces/README.md")).expect("ships");
+    for key in fraglab::workload::JOB_KEYS {
+        let cells = row(&text, key.path);
+        assert_eq!(&cells[2..4], [key.default, key.summary], "{}", key.path);
+    }
+}
+
+/// Every option has a row with its default; that each is a flag stands in `gen_cli`.
+#[test]
+fn every_option_has_its_row_and_each_row_an_option() {
+    use fraglab::workload::options::{OPTIONS, OptionUse};
+
+    let readme = std::fs::read_to_string(root().join("README.md")).expect("ships");
+    let start = readme.find("### PatrickStar's options").expect("the chapter");
+    let chapter = &readme[start..];
+    let chapter = &chapter[..chapter.find("\n## ").expect("another chapter")];
+    for option in OPTIONS {
+        let cells = row(chapter, option.name);
+        let (default, place) = (&cells[5], &cells[6]);
+        assert!(default.starts_with(option.default), "{}: {default}", option.name);
+        let expected = match option.used {
+            OptionUse::Strategy(key) => format!("flag, `strategy.{key}"),
+            OptionUse::Chunk => format!("flag, `chunk+{}`", option.name),
+        };
+        assert!(place.starts_with(&expected), "{}: {place}", option.name);
+    }
+    let rows = chapter.lines().filter(|line| line.starts_with("| `")).count();
+    assert_eq!(rows, OPTIONS.len());
+}
+
+/// The description that README.md shows is the one that ships.
+#[test]
+fn the_description_shown_is_the_one_that_ships() {
+    let readme = std::fs::read_to_string(root().join("README.md")).expect("ships");
+    let file = "traces/models/llama-7b-lora-zero3-8.toml";
+    let shipped = std::fs::read_to_string(root().join(file)).expect("ships");
+    let shown = readme.split(&format!("$ cat {file}\n")).nth(1).expect("shown");
+    let shown = shown.split("\n$ ").next().expect("up to the next command");
+    assert!(shown.lines().count() > 10);
+    for line in shown.lines() {
+        assert!(shipped.lines().any(|found| found == line), "{line}");
+    }
+}

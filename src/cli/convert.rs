@@ -62,7 +62,7 @@ pub(super) struct Args {
 
 /// A format that can be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Format {
+pub(super) enum Format {
     /// Native JSON, holds everything
     Json,
     /// One screen for people
@@ -104,33 +104,53 @@ pub(super) fn execute(args: &Args, console: &Console) -> anyhow::Result<Verdict>
     if let Some(strategies) = &args.strategies {
         imported.trace.header.strategies.clone_from(strategies);
     }
-    let (warnings, written_bytes) = match args.to {
-        Some(format) if is_stdio(&args.output) => write_stdout(&imported.trace, format)?,
-        to => {
-            let warnings = write(&imported.trace, &args.output, to)?;
-            (warnings, input::size_on_disk(&args.output))
-        }
-    };
-    for warning in &warnings {
-        console.warn(&args.output, warning);
-    }
-    let events = counted(imported.trace.events.len() as u64, "event");
-    let size = written_bytes.map_or_else(String::new, |bytes| format!(", {}", Bytes(bytes)));
-    console.note(&format!("fraglab: wrote {}: {events}{size}", args.output.display()));
+    put(&imported.trace, &args.output, args.to, console)?;
     Ok(Verdict::Good)
 }
 
+/// Writes a trace to a file or to standard output, and tells what was written.
+///
+/// # Errors
+/// If it cannot be written; nothing is left half written.
+pub(super) fn put(
+    trace: &Trace,
+    output: &Path,
+    to: Option<Format>,
+    console: &Console,
+) -> anyhow::Result<()> {
+    let (warnings, written_bytes) = match to {
+        Some(format) if is_stdio(output) => write_stdout(trace, format)?,
+        to => (write(trace, output, to)?, input::size_on_disk(output)),
+    };
+    for warning in &warnings {
+        console.warn(output, warning);
+    }
+    let events = counted(trace.events.len() as u64, "event");
+    let size = written_bytes.map_or_else(String::new, |bytes| format!(", {}", Bytes(bytes)));
+    console.note(&format!("fraglab: wrote {}: {events}{size}", output.display()));
+    Ok(())
+}
+
 fn check(args: &Args) -> anyhow::Result<()> {
-    match (is_stdio(&args.output), args.to) {
+    check_format(&args.output, args.to)?;
+    output::refuse_overwrite(std::slice::from_ref(&args.input), &args.output)
+}
+
+/// Refuses an output whose format nothing says, or two things say.
+///
+/// # Errors
+/// If standard output has no format, or a file another one than its name's.
+pub(super) fn check_format(output: &Path, to: Option<Format>) -> anyhow::Result<()> {
+    match (is_stdio(output), to) {
         (true, None) => anyhow::bail!(
             "-: standard output has no name that says the format: add --to json, text, parquet \
              or stalloc"
         ),
         (false, Some(Format::Json | Format::Text | Format::Parquet)) => anyhow::bail!(
             "{}: the name of a file says its format: --to goes with standard output, `-`",
-            args.output.display()
+            output.display()
         ),
-        _ => output::refuse_overwrite(std::slice::from_ref(&args.input), &args.output),
+        _ => Ok(()),
     }
 }
 

@@ -10,6 +10,7 @@ use crate::import::{
     read_trace, trace_name,
 };
 use crate::trace::{TextError, TraceFormat};
+use crate::workload::{JobError, Place};
 
 /// The files of a command that answers for each of them.
 #[derive(Debug, clap::Args)]
@@ -83,6 +84,13 @@ impl ReadFailure {
     pub(super) fn of_settings(error: &ConfigError) -> ReadFailure {
         let message = format!("settings, character {}: {}", error.position, error.message);
         ReadFailure { message, excerpt: Some(error.excerpt()) }
+    }
+
+    /// The description of a job that is not accepted.
+    pub(super) fn of_job(path: &Path, error: &JobError) -> ReadFailure {
+        let separator = if matches!(error.place, Place::Text { .. }) { "" } else { " " };
+        let message = format!("{}:{separator}{error}", path.display());
+        ReadFailure { message, excerpt: error.excerpt() }
     }
 
     /// The line that is wrong, with a caret under the place.

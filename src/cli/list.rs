@@ -4,8 +4,9 @@ use serde::Serialize;
 
 use super::Verdict;
 use super::console::Console;
-use crate::alloc::registry::{self, AllocatorInfo};
+use crate::alloc::registry::AllocatorInfo;
 use crate::device::CostProfile;
+use crate::engine;
 use crate::report::json;
 use crate::report::text::{self, TraceFormatInfo};
 
@@ -104,7 +105,7 @@ struct ProfileEntry<'a> {
 /// # Errors
 /// If standard output cannot be written.
 pub(super) fn execute(args: &Args, console: &Console) -> anyhow::Result<Verdict> {
-    let allocators = registry::list();
+    let allocators = engine::allocators();
     let profiles = CostProfile::shipped_names()
         .into_iter()
         .map(CostProfile::shipped)

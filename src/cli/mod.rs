@@ -19,13 +19,16 @@ mod compare;
 mod console;
 mod convert;
 mod expectations;
+mod r#gen;
 mod info;
 mod input;
+mod job;
 mod lint_conf;
 mod list;
 mod named;
 mod output;
 mod plan;
+mod plan_chunks;
 mod progress;
 mod run;
 mod setup;
@@ -53,6 +56,8 @@ Examples:
       where every block would lie if all lives were known ahead
   fraglab verify snapshot.pickle
       whether the simulated allocator does exactly what the recorded one did
+  fraglab gen job.toml -o job.json.zst
+      the trace of a job that nobody has run yet
   fraglab info snapshot.pickle
       what is in a file
   fraglab lint-conf max_split_size_mb:128,expandable_segments:True
@@ -91,10 +96,14 @@ enum Command {
     Compare(compare::Args),
     /// Pack a trace's blocks or a CSV's buffers ahead of time, and tell how far from the best
     Plan(plan::Args),
+    /// Tell which chunk size suits a model on a machine, for PatrickStar's manager
+    PlanChunks(plan_chunks::Args),
     /// Compare the simulated PyTorch allocator with what a recording's real one did
     Verify(verify::Args),
     /// Tell what is in a trace: its source, settings, history and statistics
     Info(info::Args),
+    /// Make the trace of a job from a description of model, strategies and hardware
+    Gen(r#gen::Args),
     /// Write a trace in another format
     Convert(convert::Args),
     /// Tell what a settings string of PyTorch's allocator does, and its traps
@@ -149,8 +158,10 @@ fn execute(cli: Cli, console: &Console) -> anyhow::Result<Verdict> {
         Command::Run(args) => run::execute(args, console),
         Command::Compare(args) => compare::execute(args, console),
         Command::Plan(args) => plan::execute(args, console),
+        Command::PlanChunks(args) => plan_chunks::execute(&args, console),
         Command::Verify(args) => verify::execute(&args, console),
         Command::Info(args) => info::execute(&args, console),
+        Command::Gen(args) => r#gen::execute(&args, console),
         Command::Convert(args) => convert::execute(&args, console),
         Command::LintConf(args) => lint_conf::execute(&args, console),
         Command::List(args) => list::execute(&args, console),

@@ -33,6 +33,15 @@ impl Progress {
         Progress::new(files, cells, "cells", quiet)
     }
 
+    /// A sign of life for work whose end is not known, on a terminal.
+    pub(super) fn spinner(what: &'static str) -> Progress {
+        let bar = ProgressBar::new_spinner().with_message(what);
+        if !bar.is_hidden() {
+            bar.enable_steady_tick(Duration::from_millis(200));
+        }
+        Progress { bar, read_bytes: Arc::default() }
+    }
+
     fn new(files: &[PathBuf], count: usize, unit: &'static str, hidden: bool) -> Progress {
         let target = if hidden {
             ProgressDrawTarget::hidden()

@@ -1,5 +1,6 @@
 //! What `run` and `compare` ask alike: traces, allocators, and the options of a replay.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -10,8 +11,9 @@ use super::Verdict;
 use super::console::Console;
 use super::{input, named};
 use crate::alloc::registry::{self, Visitor};
-use crate::alloc::spec::{AllocSpec, SpecError};
+use crate::alloc::spec::{AllocSpec, Params, SpecError};
 use crate::alloc::{Allocator, BuildInputs};
+use crate::chunk::{self, ChunkConfig};
 use crate::device::sim::UNLIMITED_TOTAL_BYTES;
 use crate::device::{CostProfile, GRANULARITY_BYTES};
 use crate::engine::{RunOptions, RunResult, Status};
@@ -188,6 +190,11 @@ pub(super) fn check_spec(
     options: &RunOptions,
     capacity_bytes: Option<u64>,
 ) -> Result<(), SpecError> {
+    if spec.name == chunk::NAME {
+        // What the model's options say shows when the trace is read.
+        let config = ChunkConfig::build(Params::new(spec), &BTreeMap::new())?;
+        return check_spec(&AllocSpec::nested(&config.inner)?, options, capacity_bytes);
+    }
     let inputs = BuildInputs {
         settings: options.settings.clone(),
         limit_bytes: options.limit_bytes,
