@@ -42,3 +42,4 @@ mod stitch;
 mod strategies;
 mod trace_files;
 mod units;
+mod zero;
