@@ -265,41 +265,15 @@ pub(super) fn dropout(cx: &mut Cx, job: &Job, x: &Var) -> Var {
 
 /// A sum with a number: its gradient passes.
 fn add_number(cx: &mut Cx, x: &Var) -> Var {
-    let output = cx.new_tensor("add", x.bytes());
+    let sum = ops::pass_on(cx, "add", x);
     cx.compute(0.0, 2.0 * x.bytes() as f64);
-    let [y] = cx.node(&[x], false, [(output, x.elements)], |_| Box::new(|_, grads| grads));
-    y
+    sum
 }
 
 /// A power with a number. Under autocast it runs in fp32.
 fn power(cx: &mut Cx, x: &Var) -> Var {
     let x = autocast::wide(cx, x);
     ops::power(cx, &x)
-}
-
-/// A product of two values, of which each saves the other. Its result has the wider type; each
-/// gradient is cast to the type of its value.
-fn multiply(cx: &mut Cx, a: &Var, b: &Var) -> Var {
-    let bytes = [a.bytes(), b.bytes()];
-    let result_bytes = bytes[0].max(bytes[1]);
-    let wanted = cx.wanted(&[a, b], false);
-    let saved = cx.save_if(wanted, &[&b.tensor, &a.tensor]);
-    let output = cx.new_tensor("mul", result_bytes);
-    cx.compute(0.0, 3.0 * result_bytes as f64);
-    let [y] = cx.node(&[a, b], false, [(output, a.elements)], |_| {
-        Box::new(move |cx, grads| {
-            let saved = cx.unpack_all(saved);
-            let [of_b, of_a] = [0, 1].map(|_| cx.new_tensor("mul", result_bytes));
-            cx.compute(0.0, 6.0 * result_bytes as f64);
-            let grads = saved.done_after(grads, || {
-                [(of_a, bytes[0]), (of_b, bytes[1])].map(|(grad, bytes)| {
-                    if grad.bytes() > bytes { cx.new_tensor("to", bytes) } else { grad }
-                })
-            });
-            grads.into_iter().map(Some).collect()
-        })
-    });
-    y
 }
 
 /// GPT-2's GELU, written out in single operations:
@@ -318,7 +292,7 @@ pub(super) fn gelu_new(cx: &mut Cx, x: &Var) -> Var {
     drop(scaled);
     let shifted = add_number(cx, &bent);
     drop(bent);
-    multiply(cx, &half, &shifted)
+    ops::multiply(cx, &half, &shifted)
 }
 
 /// Parts of a value along its last dimension, as views of so many elements; their gradients are put

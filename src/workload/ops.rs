@@ -231,29 +231,33 @@ pub(super) fn linear(cx: &mut Cx, path: &str, x: &Var, rows: u64) -> Var {
     })
 }
 
-/// A product of two values of one shape: each saves the other if it needs a gradient.
+/// A product of two values: each saves the other if it needs a gradient. Its result has the wider
+/// type; each gradient is cast to the type of its value.
 pub(super) fn multiply(cx: &mut Cx, a: &Var, b: &Var) -> Var {
     let needs = [a.needs_grad(), b.needs_grad()];
     let bytes = [a.bytes(), b.bytes()];
+    let result_bytes = bytes[0].max(bytes[1]);
     let mut saved = Vec::new();
     if cx.wanted(&[a, b], false) {
-        if needs[0] {
-            saved.push(cx.save(&b.tensor));
-        }
-        if needs[1] {
-            saved.push(cx.save(&a.tensor));
-        }
+        saved.extend(needs[0].then(|| cx.save(&b.tensor)));
+        saved.extend(needs[1].then(|| cx.save(&a.tensor)));
     }
-    let output = cx.new_tensor("mul", a.bytes());
-    cx.compute(0.0, 3.0 * a.bytes() as f64);
+    let output = cx.new_tensor("mul", result_bytes);
+    cx.compute(0.0, 3.0 * result_bytes as f64);
     let [y] = cx.node(&[a, b], false, [(output, a.elements)], |_| {
         Box::new(move |cx, grads| {
             let saved = cx.unpack_all(saved);
-            let grad_b = needs[1].then(|| cx.new_tensor("mul_grad", bytes[1]));
-            let grad_a = needs[0].then(|| cx.new_tensor("mul_grad", bytes[0]));
-            cx.compute(0.0, 3.0 * (bytes[0] + bytes[1]) as f64);
-            saved.done(grads);
-            vec![grad_a, grad_b]
+            let of_b = needs[1].then(|| cx.new_tensor("mul_grad", result_bytes));
+            let of_a = needs[0].then(|| cx.new_tensor("mul_grad", result_bytes));
+            cx.compute(0.0, 6.0 * result_bytes as f64);
+            let mut cast = |grad: Option<Tensor>, bytes| {
+                grad.map(
+                    |grad| {
+                        if grad.bytes() > bytes { cx.new_tensor("to", bytes) } else { grad }
+                    },
+                )
+            };
+            saved.done_after(grads, || vec![cast(of_a, bytes[0]), cast(of_b, bytes[1])])
         })
     });
     y
@@ -261,20 +265,18 @@ pub(super) fn multiply(cx: &mut Cx, a: &Var, b: &Var) -> Var {
 
 /// A product with something that needs no gradient and is broadcast: saves that.
 pub(super) fn multiply_constant(cx: &mut Cx, x: &Var, constant: &Tensor) -> Var {
-    let bytes = x.bytes();
     let wanted = cx.wanted(&[x], false);
     let saved = cx.save_if(wanted, &[constant]);
-    let output = cx.new_tensor("mul", bytes);
-    cx.compute(0.0, 2.0 * bytes as f64);
-    let [y] = cx.node(&[x], false, [(output, x.elements)], |_| {
-        Box::new(move |cx, grads| {
-            let saved = cx.unpack_all(saved);
-            let grad = cx.new_tensor("mul_grad", bytes);
-            cx.compute(0.0, 2.0 * bytes as f64);
-            saved.done(grads);
-            vec![Some(grad)]
-        })
-    });
+    let output = cx.new_tensor("mul", x.bytes());
+    cx.compute(0.0, 2.0 * x.bytes() as f64);
+    elementwise(cx, x, (output, x.elements), saved, ("mul_grad", 2))
+}
+
+/// A new value of the same size through which the gradient passes as it is: a sum with a number, a
+/// copy. Takes no time of its own.
+pub(super) fn pass_on(cx: &mut Cx, op: &'static str, x: &Var) -> Var {
+    let output = cx.new_tensor(op, x.bytes());
+    let [y] = cx.node(&[x], false, [(output, x.elements)], |_| Box::new(|_, grads| grads));
     y
 }
 

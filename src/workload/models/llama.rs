@@ -11,8 +11,8 @@ use super::super::emitter::Tensor;
 use super::super::job::{Family, Job, Recompute};
 use super::super::lora;
 use super::super::ops::{
-    self, add, column_sum, element_bytes, linear, multiply, multiply_constant, only, param, power,
-    reshape, stateless, to_type, unary,
+    self, add, column_sum, element_bytes, linear, multiply, multiply_constant, param, pass_on,
+    power, reshape, stateless, to_type, unary,
 };
 use super::super::tables::Table;
 use super::super::tensor_parallel::{fork, join};
@@ -196,14 +196,6 @@ pub(super) fn rms_norm(cx: &mut Cx, path: &str, x: &Var) -> Var {
         drop((narrow, normed, variance));
         output
     })
-}
-
-/// A sum with a number: the gradient passes through as it is.
-fn pass_on(cx: &mut Cx, op: &'static str, x: &Var) -> Var {
-    let output = cx.new_tensor(op, x.bytes());
-    let [y] =
-        cx.node(&[x], false, [(output, x.elements)], |_| Box::new(|_, grads| vec![only(&grads)]));
-    y
 }
 
 /// `rsqrt`: saves its result.
