@@ -59,15 +59,7 @@ fn table(steps: &[StepSummary]) -> Grid {
     let peak = format!("peak {}", unit.name);
     grid.head(["", "GPU", "chunks", "host", "", "", "collec-", "compute", "step"]);
     grid.head(["  step", &peak, &peak, &peak, &up, &down, &collective, "time", "time"]);
-    let left_out = steps.len().saturating_sub(ROWS_MAX);
-    for (at, step) in steps.iter().enumerate() {
-        if left_out > 0 && (ROWS_MAX / 2..ROWS_MAX / 2 + left_out).contains(&at) {
-            continue;
-        }
-        let is_cut = left_out > 0 && at + 1 == ROWS_MAX / 2;
-        let note = if is_cut { format!("  ... {left_out} rows\n") } else { String::new() };
-        grid.row(cells(step, unit), note);
-    }
+    grid.rows_at_most(steps, ROWS_MAX, |step| cells(step, unit));
     grid
 }
 

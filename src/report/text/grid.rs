@@ -70,6 +70,25 @@ impl Grid {
         self.rows.push(Row { cells: cells.into_iter().map(Into::into).collect(), note });
     }
 
+    /// Adds a row for each of `items`; of more than `most`, those in the middle are left out, and a
+    /// line says how many.
+    pub(super) fn rows_at_most<I, T: Into<Cell>, R: IntoIterator<Item = T>>(
+        &mut self,
+        items: &[I],
+        most: usize,
+        cells: impl Fn(&I) -> R,
+    ) {
+        let left_out = items.len().saturating_sub(most);
+        for (at, item) in items.iter().enumerate() {
+            if left_out > 0 && (most / 2..most / 2 + left_out).contains(&at) {
+                continue;
+            }
+            let is_cut = left_out > 0 && at + 1 == most / 2;
+            let note = if is_cut { format!("  ... {left_out} rows\n") } else { String::new() };
+            self.row(cells(item), note);
+        }
+    }
+
     /// The finished table, every line ended.
     pub(super) fn render(&self, style: Style) -> String {
         let (widths, gap) = self.layout();

@@ -33,8 +33,10 @@ pub fn generated(job: &Job, trace: &Trace, style: Style) -> String {
     for line in lines {
         out.push_str(&wrapped("  ", &line, "    "));
     }
-    out.push_str(&roles(trace, style));
-    let (peak_bytes, gpu_bytes) = (trace.requested_bytes_peak(), job.hardware.gpu_bytes);
+    let live = LiveByRole::of(trace);
+    let peak_bytes = live.at_peak_bytes.iter().fold(0u64, |sum, bytes| sum.saturating_add(*bytes));
+    out.push_str(&roles(&live, peak_bytes, style));
+    let gpu_bytes = job.hardware.gpu_bytes;
     if peak_bytes > gpu_bytes {
         let text = format!(
             "more than the {} of {}: it cannot run as it is ({} is another matter: it keeps model \
@@ -49,9 +51,7 @@ pub fn generated(job: &Job, trace: &Trace, style: Style) -> String {
 }
 
 /// Live bytes by role, largest first; roles that never have any are left out.
-fn roles(trace: &Trace, style: Style) -> String {
-    let live = LiveByRole::of(trace);
-    let peak_bytes = live.at_peak_bytes.iter().fold(0u64, |sum, bytes| sum.saturating_add(*bytes));
+fn roles(live: &LiveByRole, peak_bytes: u64, style: Style) -> String {
     let phase =
         live.peak_phase.as_deref().map_or_else(String::new, |p| format!(" ({})", printable(p)));
     let mut out = format!("  live peak: {}{phase}\n", Bytes(peak_bytes));

@@ -46,15 +46,7 @@ fn table(steps: &[StepSummary]) -> Grid {
     let peak = format!("peak {}", unit.name);
     grid.head(["  step", "planned", "matched", "lapping", "online", &peak, &peak, "plans"]);
     let runs: Vec<&[StepSummary]> = steps.chunk_by(alike).collect();
-    let left_out = runs.len().saturating_sub(ROWS_MAX);
-    for (at, run) in runs.iter().enumerate() {
-        if left_out > 0 && (ROWS_MAX / 2..ROWS_MAX / 2 + left_out).contains(&at) {
-            continue;
-        }
-        let is_cut = left_out > 0 && at + 1 == ROWS_MAX / 2;
-        let note = if is_cut { format!("  ... {left_out} rows\n") } else { String::new() };
-        grid.row(cells(run, unit), note);
-    }
+    grid.rows_at_most(&runs, ROWS_MAX, |run| cells(run, unit));
     grid
 }
 
