@@ -118,7 +118,7 @@ pub struct Traffic {
 
 impl Traffic {
     /// A copy to the device.
-    pub(super) fn add(&mut self, to: Device, bytes: u64) {
+    pub fn add(&mut self, to: Device, bytes: u64) {
         match to {
             Device::Gpu => {
                 self.h2d += 1;
@@ -132,7 +132,7 @@ impl Traffic {
     }
 
     /// Adds another's copies.
-    pub(super) fn join(&mut self, other: Traffic) {
+    pub fn join(&mut self, other: Traffic) {
         self.h2d += other.h2d;
         self.h2d_bytes = self.h2d_bytes.saturating_add(other.h2d_bytes);
         self.d2h += other.d2h;

@@ -13,8 +13,6 @@
 //! The one design decision: the second pass. It costs a replay, and in return splits, decisions,
 //! time lines, steps and the paranoid checker work on chunks as on anything else.
 
-use serde::Serialize;
-
 use super::prepared::{DeviceSize, Prepared};
 use super::replay::{Observe, Observed, RunError, Watched, live, run_on, watch};
 use super::result::{Outcome, Status};
@@ -22,50 +20,36 @@ use crate::alloc::planned;
 use crate::alloc::spec::{AllocSpec, Params};
 use crate::chunk::layout::{MI, smallest_chunk_elements};
 use crate::chunk::search::{Machine, fine_grid, search, tightest};
-use crate::chunk::{self, ChunkConfig, ChunkRun, ChunkSize, ChunkSummary, LinkCosts};
+use crate::chunk::{self, ChunkConfig, ChunkRun, ChunkSize, ChunkSummary, LinkCosts, Traffic};
 use crate::metrics::Sink;
 use crate::trace::{Direction, Model, Op, Trace};
 
-/// Bytes that moved between host and device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Transfers {
-    /// Copies to the device.
-    pub h2d: u64,
-    /// Their bytes.
-    pub h2d_bytes: u64,
-    /// Copies to the host.
-    pub d2h: u64,
-    /// Their bytes.
-    pub d2h_bytes: u64,
+/// What the program itself moves between host and device; nothing if it moves nothing.
+pub(super) fn traffic_of_program(trace: &Trace) -> Option<Traffic> {
+    // Most traces tell of no transfer.
+    if trace.transfers.is_empty() {
+        return None;
+    }
+    let mut sum = Traffic::default();
+    for event in &trace.events {
+        let Op::Transfer(id) = event.op else { continue };
+        let transfer = &trace.transfers[id.index()];
+        let to = match transfer.direction {
+            Direction::HostToDevice => chunk::Device::Gpu,
+            Direction::DeviceToHost => chunk::Device::Host,
+        };
+        sum.add(to, transfer.size_bytes);
+    }
+    (sum != Traffic::default()).then_some(sum)
 }
 
-impl Transfers {
-    /// Those that the program itself makes; nothing if it makes none.
-    pub(super) fn of_trace(trace: &Trace) -> Option<Transfers> {
-        let mut sum = Transfers::default();
-        for event in &trace.events {
-            let Op::Transfer(id) = event.op else { continue };
-            let transfer = &trace.transfers[id.index()];
-            let (count, bytes) = match transfer.direction {
-                Direction::HostToDevice => (&mut sum.h2d, &mut sum.h2d_bytes),
-                Direction::DeviceToHost => (&mut sum.d2h, &mut sum.d2h_bytes),
-            };
-            *count += 1;
-            *bytes = bytes.saturating_add(transfer.size_bytes);
-        }
-        (sum != Transfers::default()).then_some(sum)
+/// What chunks, ADAM and the program moved together.
+fn traffic_of(summary: &ChunkSummary) -> Traffic {
+    let mut sum = Traffic::default();
+    for traffic in [summary.moves, summary.adam_copies, summary.transfers] {
+        sum.join(traffic);
     }
-
-    fn of_summary(summary: &ChunkSummary) -> Transfers {
-        let mut sum = Transfers::default();
-        for traffic in [summary.moves, summary.adam_copies, summary.transfers] {
-            sum.h2d += traffic.h2d;
-            sum.h2d_bytes = sum.h2d_bytes.saturating_add(traffic.h2d_bytes);
-            sum.d2h += traffic.d2h;
-            sum.d2h_bytes = sum.d2h_bytes.saturating_add(traffic.d2h_bytes);
-        }
-        sum
-    }
+    sum
 }
 
 /// A trace after the manager.
@@ -162,7 +146,7 @@ pub(super) fn run(
     let inner_params = std::mem::take(&mut result.allocator.params).into_iter();
     let inner_params = inner_params.map(|(key, value)| (format!("inner.{key}"), value));
     result.allocator.params = params.into_iter().chain(inner_params).collect();
-    result.transfers = Some(Transfers::of_summary(&summary));
+    result.transfers = Some(traffic_of(&summary));
     if result.outcome.status == Status::Oom && summary.refusals == 0 {
         // The manager made room and asked again.
         result.outcome = Outcome::ok();

@@ -29,7 +29,6 @@ use crate::chunk;
 
 pub use capacity::{CapacitySearch, SmallestCapacity, smallest_capacity};
 pub use chunk_plans::{BestChunks, Choice, ChunkPlan, ChunkedModel, plan_chunks};
-pub use chunked::Transfers;
 pub use compare::{CompareCell, Compared, Order, compare};
 pub use lifetimes::{Lifetimes, StreamRule, lifetimes};
 pub use packing::{minimalloc_rows, packing_from_minimalloc, problem_from_minimalloc};

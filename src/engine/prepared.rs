@@ -13,6 +13,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use super::chunked::traffic_of_program;
 use super::clock::program_times;
 use super::loading::Loading;
 use super::profile::ProfileKey;
@@ -20,6 +21,7 @@ use super::replay::{Observe, Observed, RunError, RunOptions, run_on};
 use super::result::TraceSummary;
 use crate::alloc::planned::Profile;
 use crate::alloc::spec::AllocSpec;
+use crate::chunk::Traffic;
 use crate::device::sim::UNLIMITED_TOTAL_BYTES;
 use crate::trace::{Event, Op, Trace};
 
@@ -31,6 +33,7 @@ pub struct Prepared<'t> {
     summary: OnceLock<TraceSummary>,
     program_ns: OnceLock<Vec<u64>>,
     loading: OnceLock<Option<Loading>>,
+    traffic: OnceLock<Option<Traffic>>,
     /// Profiles that were cut, by where they come from.
     profiles: Mutex<BTreeMap<ProfileKey, Option<Arc<Profile>>>>,
 }
@@ -44,6 +47,7 @@ impl<'t> Prepared<'t> {
             summary: OnceLock::new(),
             program_ns: OnceLock::new(),
             loading: OnceLock::new(),
+            traffic: OnceLock::new(),
             profiles: Mutex::default(),
         }
     }
@@ -94,6 +98,11 @@ impl<'t> Prepared<'t> {
         let mut profiles = self.profiles.lock().unwrap_or_else(PoisonError::into_inner);
         let cut = || key.clone().cut(self.trace, self.options).map(Arc::new);
         profiles.entry(key.clone()).or_insert_with(cut).clone()
+    }
+
+    /// What the program itself moves between host and device.
+    pub(super) fn traffic(&self) -> Option<Traffic> {
+        *self.traffic.get_or_init(|| traffic_of_program(self.trace))
     }
 
     /// How the program loads its weights, if it does.

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use rayon::prelude::*;
 
-use super::chunked::{self, Transfers};
+use super::chunked;
 use super::completions::Completions;
 use super::loading::Loading;
 use super::prepared::{DeviceSize, Prepared};
@@ -859,7 +859,7 @@ impl Runner<'_> {
             counters,
             torch_stats: run.allocator.torch_stats().map(|stats| stats.into_iter().collect()),
             plan: run.allocator.plan_summary(),
-            transfers: Transfers::of_trace(self.trace),
+            transfers: self.prepared.traffic(),
             chunk: None,
             time: self.simulated_time(&run, program_ns),
             wall: Wall {

@@ -4,10 +4,9 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::chunked::Transfers;
 use crate::alloc::Levels;
 use crate::alloc::planned::PlanSummary;
-use crate::chunk::ChunkSummary;
+use crate::chunk::{ChunkSummary, Traffic};
 use crate::device::CallCounts;
 use crate::metrics::{Peaks, Split};
 use crate::trace::AddressPolicy;
@@ -69,7 +68,7 @@ pub struct RunResult {
     pub plan: Option<PlanSummary>,
     /// What moved between host and device; absent if nothing did.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub transfers: Option<Transfers>,
+    pub transfers: Option<Traffic>,
     /// What the chunk manager did; `chunk` only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub chunk: Option<ChunkSummary>,
