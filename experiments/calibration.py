@@ -9,7 +9,7 @@ import json
 import sys
 from pathlib import Path
 
-from pages import fill, gib, number, table
+from pages import fill, gib, read, table, write
 
 REPORTS = Path(sys.argv[-1])
 # Jobs whose batches are drawn: lengths of their own, not the recorded ones.
@@ -48,15 +48,7 @@ def results(directory):
                 f"{kind}_optimizer_bytes": peaks.get("optimizer", ""),
             }
         rows.append(row)
-    with open(REPORTS / "calibration.csv", "w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-
-
-def load():
-    with open(REPORTS / "calibration.csv", newline="") as file:
-        return [{k: number(v) for k, v in row.items()} for row in csv.DictReader(file)]
+    write(REPORTS / "calibration.csv", rows)
 
 
 def ratio(row, key):
@@ -102,7 +94,7 @@ if __name__ == "__main__":
     if sys.argv[1] == "results":
         results(Path(sys.argv[2]))
     else:
-        rows = load()
+        rows = read(REPORTS / "calibration.csv")
         fixed = [row for row in rows if row["job"] not in DRAWN]
         drawn = [row for row in rows if row["job"] in DRAWN]
         fill("calibration", REPORTS, globals())

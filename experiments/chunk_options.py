@@ -6,12 +6,11 @@
 The page is the template chunk_options.md.in; the figure is drawn from the CSV alone.
 """
 
-import csv
 import json
 import sys
 from pathlib import Path
 
-from pages import GIB, fill, gib, number, table
+from pages import GIB, fill, gib, read, table, write
 
 REPORTS = Path(sys.argv[-1])
 MODELS = {"GPT3_8B": "8 B", "GPT_DS_20B": "20 B"}
@@ -57,15 +56,7 @@ def results(directory):
             "gpu_adam_groups": chunk["gpu_adam_groups"],
             "margin": "" if chunk["margin"] is None else chunk["margin"],
         })
-    with open(REPORTS / "chunk_options.csv", "w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-
-
-def load():
-    with open(REPORTS / "chunk_options.csv", newline="") as file:
-        return [{k: number(v) for k, v in row.items()} for row in csv.DictReader(file)]
+    write(REPORTS / "chunk_options.csv", rows)
 
 
 def rows_of(rows, model, gpus):
@@ -174,6 +165,6 @@ if __name__ == "__main__":
     if sys.argv[1] == "results":
         results(Path(sys.argv[2]))
     else:
-        rows = load()
+        rows = read(REPORTS / "chunk_options.csv")
         figure(rows)
         fill("chunk_options", REPORTS, globals())

@@ -1,5 +1,6 @@
 """What the scripts that make reports have in common: numbers in words, tables, templates."""
 
+import csv
 import re
 from pathlib import Path
 
@@ -17,6 +18,20 @@ def number(text):
         except ValueError:
             pass
     return text
+
+
+def read(path):
+    """Rows of a CSV file, numbers as such."""
+    with open(path, newline="") as file:
+        return [{k: number(v) for k, v in row.items()} for row in csv.DictReader(file)]
+
+
+def write(path, rows):
+    """A CSV file of these rows, which have the same columns."""
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def gib(value, digits=2):

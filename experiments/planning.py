@@ -17,7 +17,7 @@ import statistics
 import sys
 from pathlib import Path
 
-from pages import GIB, bare, fill, gib, names, number, percent, table
+from pages import GIB, bare, fill, gib, names, percent, read, table, write
 
 REPORTS = Path(sys.argv[-1])
 CAPACITY = 2**20
@@ -29,18 +29,6 @@ MINIMALLOC |= {"H": 1.52, "I": 3.16, "J": 0.92, "K": 0.61}
 
 # CPU seconds and MB that were aimed at for synthetic problems of so many blocks.
 TARGETS = {5: (0.5, 100), 6: (3, 512), 7: (60, 6000)}
-
-
-def read(name):
-    with open(REPORTS / name, newline="") as file:
-        return [{k: number(v) for k, v in row.items()} for row in csv.DictReader(file)]
-
-
-def write(name, rows):
-    with open(REPORTS / name, "w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
 
 
 def cpu(text):
@@ -85,8 +73,8 @@ def packing(results):
                 "peak_rss_bytes": result["wall"]["peak_rss_bytes"],
             }
             times.append(key | measured)
-    write("planning.csv", rows)
-    write("planning_times.csv", times)
+    write(REPORTS / "planning.csv", rows)
+    write(REPORTS / "planning_times.csv", times)
 
 
 COUNTERS = ["planned", "online", "mismatches", "overlaps", "resyncs", "replans", "device_syncs"]
@@ -130,12 +118,12 @@ def allocators(results):
                 of_trace = rows.setdefault(row["trace"], {})
                 # `caching` is in both, to compare with.
                 of_trace.setdefault(row["allocator"], row)
-    write("planned.csv", [row for of_trace in rows.values() for row in of_trace.values()])
+    write(REPORTS / "planned.csv", [row for of_trace in rows.values() for row in of_trace.values()])
     ran = {}
     for result in (result for name in ("planned", "stalloc") for result in loaded(results, name)):
         row = counts(result)
         ran.setdefault((row["trace"], row["allocator"]), row)
-    write("planned_counts.csv", sorted(ran.values(), key=lambda row: list(rows).index(row["trace"])))
+    write(REPORTS / "planned_counts.csv", sorted(ran.values(), key=lambda row: list(rows).index(row["trace"])))
     compared = [line.split("\t") for line in (results / "compared.tsv").read_text().splitlines()]
     other = []
     for name in (name for name, _ in compared if name.startswith("other.")):
@@ -144,7 +132,7 @@ def allocators(results):
         for row, result in zip(peaks, loaded(results, name)):
             keep = ["reserved_bytes_peak", "excess_bytes", "waste_removed", "device_calls"]
             other.append(counts(result) | {"status": row["status"]} | {k: row[k] for k in keep})
-    write("planned_other.csv", other)
+    write(REPORTS / "planned_other.csv", other)
     times = []
     for name, took in compared:
         if name.startswith("time."):
@@ -152,7 +140,7 @@ def allocators(results):
             allocs = sum(result["trace"]["allocs"] for result in ran)
             times.append({"allocator": name.removeprefix("time."), "traces": len(ran)})
             times[-1] |= {"allocs": allocs, "cpu_seconds": round(cpu(took), 3)}
-    write("planned_times.csv", times)
+    write(REPORTS / "planned_times.csv", times)
 
 
 # What both pages use.
@@ -334,7 +322,7 @@ def worst_largest(count):
 
 def long_run(instance):
     """A sentence on a run of an hour, if it has been made."""
-    for row in read("planning_long.csv") if (REPORTS / "planning_long.csv").exists() else []:
+    for row in read(REPORTS / "planning_long.csv") if (REPORTS / "planning_long.csv").exists() else []:
         if row["instance"] == instance:
             ratio = row["height_bytes"] / row["lower_bound_bytes"]
             end = "proven to be the least" if row["proven"] == "true" else "not proven"
@@ -528,7 +516,7 @@ def table_time():
 
 def table_other():
     rows = []
-    for row in read("planned_other.csv"):
+    for row in read(REPORTS / "planned_other.csv"):
         if not row["allocator"].startswith("planned"):
             continue
         source = row["allocator"].removeprefix("planned+trace=").removeprefix("planned")
@@ -542,13 +530,13 @@ def table_other():
 
 def harmed():
     """Recordings that another's plan leaves with more than `caching` holds."""
-    rows = [row for row in read("planned_other.csv") if (row["waste_removed"] or 0) < 0]
+    rows = [row for row in read(REPORTS / "planned_other.csv") if (row["waste_removed"] or 0) < 0]
     source = lambda row: row["allocator"].removeprefix("planned+trace=")
     return ", ".join(f"{bare(row['trace'])} from `{source(row)}`" for row in rows) or "none"
 
 
 def table_times():
-    rows = read("planned_times.csv")
+    rows = read(REPORTS / "planned_times.csv")
     base = rows[0]["cpu_seconds"] / rows[0]["allocs"]
     lines = []
     for row in rows:
@@ -709,12 +697,12 @@ elif part == "allocators":
     allocators(Path(sys.argv[2]))
 else:
     if (REPORTS / "planning.csv").exists():
-        PACKED = [a | b for a, b in zip(read("planning.csv"), read("planning_times.csv"))]
+        PACKED = [a | b for a, b in zip(read(REPORTS / "planning.csv"), read(REPORTS / "planning_times.csv"))]
         TOLD, UNTOLD = packed("minimalloc", capacity=CAPACITY), packed("minimalloc")
         SYNTHETIC = packed("synthetic")
         TOGETHER, APART = packed("recording"), packed("recording", streams="apart")
         LARGEST = packed("recording", planner="greedy-by-size")
         fill("planning", REPORTS, globals())
     if (REPORTS / "planned.csv").exists():
-        RAN, COUNTS = by_cell(read("planned.csv")), by_cell(read("planned_counts.csv"))
+        RAN, COUNTS = by_cell(read(REPORTS / "planned.csv")), by_cell(read(REPORTS / "planned_counts.csv"))
         fill("planned", REPORTS, globals())
