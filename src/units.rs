@@ -5,6 +5,7 @@
 //! `u64` with a `_bytes` suffix; [`Bytes`] is for values that people write and read.
 
 pub(crate) mod random;
+pub(crate) mod slope;
 
 use std::fmt;
 use std::str::FromStr;
@@ -142,6 +143,12 @@ pub fn grouped(count: u64) -> String {
 /// A count with its noun: `1 stream`, `3 streams`.
 pub fn counted(count: u64, noun: &str) -> String {
     format!("{} {noun}{}", grouped(count), if count == 1 { "" } else { "s" })
+}
+
+/// b − a, held within what an `i64` can tell.
+pub fn signed_difference(a: u64, b: u64) -> i64 {
+    let difference = i128::from(b) - i128::from(a);
+    i64::try_from(difference).unwrap_or(if difference < 0 { i64::MIN } else { i64::MAX })
 }
 
 /// A duration or an instant in nanoseconds, printed with a fitting unit.

@@ -80,6 +80,8 @@ pub enum TraceFormat {
     Pickle,
     /// RMM CSV.
     RmmCsv,
+    /// A trace of PyTorch's profiler, in Chrome's trace format.
+    Kineto,
     /// A log of STAlloc's recorder.
     StallocLog,
     /// MiniMalloc's CSV of buffers.
@@ -104,8 +106,10 @@ impl TraceFormat {
         if binary {
             return None;
         }
-        if head.trim_ascii_start().starts_with(b"{") {
-            return Some(TraceFormat::NativeJson);
+        match head.trim_ascii_start() {
+            json if is_chrome_trace(json) => return Some(TraceFormat::Kineto),
+            [b'{', ..] => return Some(TraceFormat::NativeJson),
+            _ => {}
         }
         if head.starts_with(b"Thread,Time,Action") {
             return Some(TraceFormat::RmmCsv);
@@ -117,6 +121,27 @@ impl TraceFormat {
             return Some(TraceFormat::MinimallocCsv);
         }
         Some(TraceFormat::Text)
+    }
+}
+
+/// Whether JSON is a trace in Chrome's format: a list of events, or an object that begins with what
+/// the profiler writes first. Native JSON names itself with its first key.
+fn is_chrome_trace(json: &[u8]) -> bool {
+    let has = |text: &[u8]| json.windows(text.len()).any(|window| window == text);
+    match json {
+        [b'[', rest @ ..] => rest.trim_ascii_start().starts_with(b"{") && has(b"\"ph\""),
+        [b'{', rest @ ..] => {
+            let keys: [&[u8]; 5] = [
+                b"\"traceEvents\"",
+                b"\"schemaVersion\"",
+                b"\"deviceProperties\"",
+                b"\"displayTimeUnit\"",
+                b"\"baseTimeNanoseconds\"",
+            ];
+            !rest.trim_ascii_start().starts_with(b"\"fraglab_trace\"")
+                && keys.iter().any(|key| has(key))
+        }
+        _ => false,
     }
 }
 
@@ -228,22 +253,41 @@ impl Input {
     /// The format, told by the content. May be asked at any time.
     ///
     /// # Errors
-    /// If the file is empty, or binary and of no known kind.
+    /// If the file is empty, or of a known kind that is no trace, or binary and of no known kind.
     pub fn format(&self) -> Result<TraceFormat, FileError> {
         if self.head.is_empty() {
             return Err(FileError::other(&self.path, "the file is empty".to_owned()));
+        }
+        if self.is_memory_timeline() {
+            let message = "a memory timeline of PyTorch's profiler, which tells no addresses; \
+                expected a trace: record with profile_memory=True and give what \
+                prof.export_chrome_trace(\"trace.json.gz\") writes";
+            return Err(FileError::other(&self.path, message.to_owned()));
         }
         TraceFormat::of_bytes(&self.head).ok_or_else(|| {
             let begin: Vec<String> =
                 self.head.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
             let message = format!(
                 "not a trace: begins with the bytes {}, expected a torch snapshot (pickle, \
-                 protocol 2 to 5), Parquet, native JSON, RMM CSV, MiniMalloc CSV, a log of STAlloc or \
+                 protocol 2 to 5), a trace of PyTorch's profiler, Parquet, native JSON, RMM CSV, MiniMalloc CSV, a log of STAlloc or \
                  the text form",
                 begin.join(" ")
             );
             FileError::other(&self.path, message)
         })
+    }
+
+    /// Whether it is the JSON that `export_memory_timeline` of PyTorch's profiler writes: a list of
+    /// `[time, action, bytes, category]`, or one of times and one of sums. It is no trace.
+    pub(crate) fn is_memory_timeline(&self) -> bool {
+        fn after(json: &[u8], byte: u8) -> Option<&[u8]> {
+            json.trim_ascii_start().strip_prefix(&[byte])
+        }
+        let number = after(&self.head, b'[').and_then(|json| after(json, b'['));
+        let Some(number) = number.map(<[u8]>::trim_ascii_start) else { return false };
+        let number = number.strip_prefix(b"-").unwrap_or(number);
+        let digits = number.iter().take_while(|byte| byte.is_ascii_digit()).count();
+        digits > 0 && after(&number[digits..], b',').is_some()
     }
 
     /// The rest of the file.

@@ -15,6 +15,8 @@ pub enum SourceKind {
     TorchSnapshot,
     /// A log of RMM's logging resource adaptor.
     RmmCsv,
+    /// A trace of PyTorch's profiler.
+    Kineto,
     /// A log of STAlloc's recorder.
     StallocLog,
     /// Buffers with lifetimes in MiniMalloc's CSV.

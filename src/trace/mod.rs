@@ -13,7 +13,9 @@
 //! Beside the events, never fed to an allocator, stands the [`Recording`]: what the allocator of
 //! the recorded run did, so that `verify` can compare.
 
+mod anonymize;
 mod file;
+mod fingerprint;
 mod header;
 mod hooked;
 mod model;
@@ -27,9 +29,11 @@ mod stats;
 mod text;
 mod validate;
 
+pub use anonymize::{AnonymizeOptions, Anonymized, anonymize};
 pub use file::{
     Compression, FileError, Input, OutputFile, TraceFormat, WriteTraceError, write_trace,
 };
+pub use fingerprint::fingerprint;
 pub use header::{
     AddressPolicy, DeviceCall, DeviceInfo, Expectation, Fault, FaultWhen, Header, History, Source,
     SourceKind, reservation_span_bytes, room_on_device,
@@ -48,7 +52,9 @@ pub use start::{StartBlock, StartLayout, StartSegment, StartState};
 pub use stats::{
     RecordedStats, SizeClass, SizeStats, StartStats, StreamStats, TraceStats, stats, step_name,
 };
-pub use text::{REPEAT_DEPTH_MAX, TEXT_EVENTS_MAX, TextError, read_text, write_text};
+pub use text::{
+    REPEAT_DEPTH_MAX, TEXT_EVENTS_MAX, TextError, is_text_trace, read_text, write_text,
+};
 pub use validate::{BLOCK_BYTES_MAX, InvalidTrace, LIVE_BYTES_MAX, validate};
 
 use serde::{Deserialize, Serialize};
@@ -93,6 +99,20 @@ impl Role {
         Role::Temporary,
         Role::Communication,
     ];
+
+    /// The name in files: `parameter`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Role::Unknown => "unknown",
+            Role::Parameter => "parameter",
+            Role::Gradient => "gradient",
+            Role::Optimizer => "optimizer",
+            Role::Activation => "activation",
+            Role::Checkpoint => "checkpoint",
+            Role::Temporary => "temporary",
+            Role::Communication => "communication",
+        }
+    }
 }
 
 /// One request for memory: the block from its `alloc` to its `free`.
@@ -223,6 +243,21 @@ pub struct Frame {
     pub line: u32,
 }
 
+impl Frame {
+    /// `file.py:12 function`, without folders.
+    pub fn short(&self) -> String {
+        let file = self.filename.rsplit(['/', '\\']).next().unwrap_or(&self.filename);
+        format!("{file}:{} {}", self.line, self.name)
+    }
+
+    /// Whether it lies in PyTorch's own code, or in none that has a file, by its path.
+    pub fn is_of_torch(&self) -> bool {
+        let file = self.filename.replace('\\', "/");
+        let library = ["/torch/", "/c10/", "/aten/", "/ATen/"];
+        file.starts_with('<') || file.is_empty() || library.iter().any(|part| file.contains(part))
+    }
+}
+
 /// Call sites: interned stacks of interned frames, innermost frame first.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sites {
@@ -230,6 +265,17 @@ pub struct Sites {
     pub frames: Vec<Frame>,
     /// Stacks; [`SiteId`] indexes them.
     pub stacks: Vec<Vec<FrameId>>,
+}
+
+impl Sites {
+    /// The stack of a site, and which of its frames is its place in the program: the innermost that
+    /// is not one of PyTorch's own, else the innermost of all.
+    pub fn in_model(&self, site: SiteId) -> Option<(&[FrameId], usize)> {
+        let stack = self.stacks.get(site.some()?.index())?;
+        let is_own =
+            |id: &FrameId| self.frames.get(id.index()).is_some_and(|frame| !frame.is_of_torch());
+        Some((stack, stack.iter().position(is_own).unwrap_or(0)))
+    }
 }
 
 /// A whole trace. Build it through an importer, a reader or a generator, then [`validate`] it.
@@ -297,15 +343,29 @@ impl Trace {
         peak_bytes
     }
 
-    /// The most that the recorded allocator held at once, in bytes, if there is a recording.
+    /// The most that the recorded allocator held at once, in bytes: what its segments show, else
+    /// what it said of itself.
     pub fn recorded_reserved_bytes_peak(&self) -> Option<u64> {
+        let recording = self.recording.as_ref()?;
+        if self.segments_recorded().is_none() {
+            let reported = recording.truth.as_ref()?.stats.get("reserved_bytes.all.peak");
+            return reported.and_then(|&bytes| u64::try_from(bytes).ok());
+        }
         let mut reserved_bytes = self.start.as_ref().map_or(0, StartLayout::reserved_bytes);
         let mut peak_bytes = reserved_bytes;
-        for action in &self.recording.as_ref()?.actions {
+        for action in &recording.actions {
             reserved_bytes = action.reserved_after(reserved_bytes);
             peak_bytes = peak_bytes.max(reserved_bytes);
         }
         Some(peak_bytes)
+    }
+
+    /// The recording, if it shows the segments of its allocator: what other logs than snapshots hold
+    /// are blocks alone, from which no decision can be told.
+    pub fn segments_recorded(&self) -> Option<&Recording> {
+        let recording = self.recording.as_ref()?;
+        (self.start.is_some() || !recording.actions.is_empty() || self.blocks.is_empty())
+            .then_some(recording)
     }
 
     /// The first request that the recorded run was refused: index of its event and bytes.
@@ -316,6 +376,23 @@ impl Trace {
         });
         let (event, block) = attempts?;
         Some((event, self.blocks.get(block.index())?.size_bytes))
+    }
+
+    /// The phase that the last mark up to and including an event began, if any.
+    pub fn phase_at(&self, event_index: u64) -> Option<&str> {
+        let end = self.events.len().min((event_index as usize).saturating_add(1));
+        let mark = self.events[..end].iter().rev().find_map(|event| match event.op {
+            Op::Mark(phase) => Some(phase),
+            _ => None,
+        })?;
+        self.phases.get(mark.index()).map(String::as_str)
+    }
+
+    /// Where in the program a site is, as `file.py:12 function`: the innermost frame that is not one
+    /// of PyTorch's own, else the innermost of all. Nothing without a stack.
+    pub fn site_in_model(&self, site: SiteId) -> Option<String> {
+        let (stack, own) = self.sites.in_model(site)?;
+        Some(self.sites.frames.get(stack.get(own)?.index())?.short())
     }
 
     /// The innermost frames of a site as `function (file:line)`, or nothing.

@@ -188,7 +188,7 @@ impl Watch {
             Op::Alloc(block) => {
                 stats.allocs += 1;
                 let block = &trace.blocks[block.index()];
-                self.requested_bytes += block.size_bytes;
+                self.requested_bytes = self.requested_bytes.saturating_add(block.size_bytes);
                 self.live_blocks += 1;
                 self.sizes.push(block.size_bytes);
                 let handle = trace.streams[block.stream.index()].handle;
@@ -208,8 +208,10 @@ impl Watch {
                 } else {
                     &mut stats.defers
                 } += 1;
-                self.requested_bytes -= trace.blocks[block.index()].size_bytes;
-                self.live_blocks -= 1;
+                let size_bytes = trace.blocks[block.index()].size_bytes;
+                // A trace that is not valid may free what was never there.
+                self.requested_bytes = self.requested_bytes.saturating_sub(size_bytes);
+                self.live_blocks = self.live_blocks.saturating_sub(1);
             }
             Op::Attempt(_) => stats.attempts += 1,
             Op::Done(_) => stats.dones += 1,
@@ -292,7 +294,10 @@ fn start_stats(trace: &Trace, start: &StartLayout) -> StartStats {
 fn recorded_stats(trace: &Trace, recording: &Recording) -> RecordedStats {
     let mut stats = RecordedStats {
         addresses: recording.block_addresses.iter().filter(|&&address| address != 0).count() as u64,
-        reserved_bytes_peak: trace.recorded_reserved_bytes_peak().unwrap_or(0),
+        reserved_bytes_peak: trace
+            .segments_recorded()
+            .and_then(|_| trace.recorded_reserved_bytes_peak())
+            .unwrap_or(0),
         ..Default::default()
     };
     for action in &recording.actions {

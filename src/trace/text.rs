@@ -66,6 +66,20 @@ impl TextError {
     }
 }
 
+/// Whether the first line that says something begins with a word of the text form, after a time
+/// perhaps, or no line says anything. The rest may still be wrong.
+pub fn is_text_trace(text: &str) -> bool {
+    let says = |line: &&str| !line.is_empty() && !line.starts_with('#');
+    let Some(line) = text.lines().map(str::trim).find(says) else { return true };
+    let is_end = |c: char| c.is_whitespace() || c == '#';
+    let (first, rest) = line.split_at(line.find(is_end).unwrap_or(line.len()));
+    let word = match first.starts_with('@') {
+        true => rest.trim_start().split(is_end).next().unwrap_or_default(),
+        false => first,
+    };
+    [HEADER_WORDS, EVENT_WORDS].iter().any(|words| words.split(", ").any(|known| known == word))
+}
+
 /// An error inside a line, before its place is worked out.
 struct Wrong {
     /// Byte offset in the line.

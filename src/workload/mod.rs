@@ -42,6 +42,7 @@ pub use job::{
     ActivationOffload, Dtype, Family, Hardware, Head, Job, Lengths, Lora, LoraTarget, Optimizer,
     OptimizerOffload, Parallel, Recompute, Shape, Strategy, Train,
 };
+pub(crate) use read::meant;
 pub use read::{JOB_KEYS, JobError, JobFault, JobKey, Place, read_job};
 pub use units::{stage_layers, units};
 pub use words::{family_name, strategy_words};

@@ -21,6 +21,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use document::{Document, Entry, Origin, Value};
+pub(crate) use keys::meant;
 pub(super) use keys::{
     ACTIVATION_OFFLOADS, AUTOCASTS, DTYPES, FAMILIES, HEADS, OPTIMIZER_OFFLOADS, OPTIMIZERS,
     RECOMPUTES, TARGETS, word_of,

@@ -300,7 +300,7 @@ pub(super) fn unknown(prefix: &str, name: &str, is_table: bool) -> JobFault {
 }
 
 /// `; did you mean NAME?` if a name is near, else nothing.
-pub(super) fn meant<'a>(text: &str, names: impl Iterator<Item = &'a str>) -> String {
+pub(crate) fn meant<'a>(text: &str, names: impl Iterator<Item = &'a str>) -> String {
     let near = names.map(|name| (distance(text, name), name)).min();
     match near {
         Some((distance, name)) if distance <= 1 + name.len() / 4 => {
