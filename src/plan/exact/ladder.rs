@@ -107,7 +107,7 @@ impl Ladder<'_> {
     /// One round of every rung, up to the first that finds a packing; their outcomes from below.
     fn round(&mut self, threads: usize, work: &mut Work<'_>) -> Vec<(u64, Outcome)> {
         let count = self.rungs.len() as u64;
-        let share = work.left_units() / count + 1;
+        let share = (work.left_units() / count).saturating_add(1);
         let bound = self.bound;
         let part = work.part(share);
         let one = |rung: &mut Rounds<'_>| {

@@ -9,7 +9,7 @@ struct Rng(u64);
 
 impl Rng {
     fn below(&mut self, bound: u64) -> u64 {
-        self.0 += 0x9e37_79b9_7f4a_7c15;
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix(self.0) % bound
     }
 

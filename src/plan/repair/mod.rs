@@ -139,11 +139,11 @@ impl<'a> Search<'a> {
             }
         }
         let mut fewest = self.out.len();
-        let mut give_up = work.spent_units() + patience;
+        let mut give_up = work.spent_units().saturating_add(patience);
         while !self.out.is_empty() {
             if self.out.len() < fewest {
                 fewest = self.out.len();
-                give_up = work.spent_units() + patience;
+                give_up = work.spent_units().saturating_add(patience);
             }
             let at = self.random.below(self.out.len() as u64) as usize;
             let index = self.out.swap_remove(at) as usize;
