@@ -1,5 +1,5 @@
-//! Other people's files → traces: snapshots of PyTorch's allocator, RMM logs, logs of STAlloc,
-//! MiniMalloc's buffers.
+//! Other people's files → traces: snapshots of PyTorch's allocator, traces of its profiler, RMM
+//! logs, logs of STAlloc, MiniMalloc's buffers.
 //!
 //! Importers never panic, never execute what they read, and return the trace with their warnings.
 //! No field of a file sizes an allocation; memory grows with the bytes that are really there.
@@ -8,7 +8,8 @@
 //!   bytes ── pickle ── torch_snapshot ── torch_history ──┐
 //!            stack     dicts → packed    entries →       ├── truth ── Trace + warnings
 //!            machine   records           events          │   what the pickle lacks
-//!   bytes ── rmm_csv | stalloc_log ──────────────────────┘
+//!   bytes ── kineto | rmm_csv | stalloc_log ─────────────┘
+//!   text ── oom_text | memory_summary | step_log ──> MemoryText: what people paste about memory
 //! ```
 //!
 //! One more format is one more file here, a variant of [`TraceFormat`] and an arm in
@@ -16,12 +17,16 @@
 //! stay as they are, and make a trace where one is asked for.
 
 mod intern;
+mod kineto;
+mod memory_summary;
 mod minimalloc_csv;
 mod minimalloc_trace;
+mod oom_text;
 mod pickle;
 mod refusals;
 mod rmm_csv;
 mod stalloc_log;
+mod step_log;
 mod torch_history;
 mod torch_snapshot;
 mod truth;
@@ -32,14 +37,21 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+pub use kineto::{KinetoError, read_kineto};
+pub use memory_summary::{MemorySummary, SummaryClass, SummaryDiagnosis, SummaryRow};
 pub use minimalloc_csv::{
     MinimallocColumn, MinimallocCsv, MinimallocError, MinimallocField, MinimallocGap,
     MinimallocRow, MinimallocWriteError, read_minimalloc_csv, write_minimalloc_csv,
 };
 pub use minimalloc_trace::trace_from_minimalloc;
+pub use oom_text::{
+    Advice, Amount, Certainty, Class, Contradiction, Diagnosis, IsFragmentation, MemoryText,
+    NEGLIGIBLE_SHARE, OomMessage, ProcessUse, Severity, Wording, diagnose,
+};
 pub use pickle::PickleError;
 pub use rmm_csv::{RmmError, read_rmm_csv};
 pub use stalloc_log::{StallocLogError, StallocLogOptions, read_stalloc_log, write_stalloc_log};
+pub use step_log::{CurveClass, CurveDiagnosis, CurveGrowth, CurveRow, Framework, ReferenceCurve};
 pub use torch_history::{KnownMemory, trace_from_snapshot};
 pub use torch_snapshot::{
     RawAction, RawAnnotation, RawBlock, RawBlockState, RawEntry, RawSegment, RawSettings,
@@ -70,6 +82,8 @@ pub struct Imported {
 pub struct ReadOptions {
     /// Which device of a snapshot with several.
     pub gpu: Option<u32>,
+    /// The reader has a memory limit of its own, so that none that is guessed is worth a warning.
+    pub limit_is_told: bool,
     /// Counts the bytes of the file that are read so far, as they lie on disk.
     pub progress: Option<Arc<AtomicU64>>,
 }
@@ -93,6 +107,15 @@ pub enum ImportError {
     /// The file beside a snapshot is wrong.
     #[error(transparent)]
     Truth(#[from] TruthError),
+    /// A trace of PyTorch's profiler is wrong.
+    #[error("{file}: {source}")]
+    Kineto {
+        /// The file.
+        file: String,
+        /// What is wrong.
+        #[source]
+        source: KinetoError,
+    },
     /// An RMM log is wrong.
     #[error("{file}: {source}")]
     Rmm {
@@ -191,6 +214,9 @@ pub fn read_input(
     let mut imported = match input.format()? {
         TraceFormat::Pickle => return import_snapshot(path, input.reader, options),
         TraceFormat::RmmCsv => return import_rmm_csv(path, input.reader),
+        TraceFormat::Kineto => read_kineto(input.reader, options.gpu)
+            .map(|(trace, warnings)| Imported { trace, warnings })
+            .map_err(|source| ImportError::Kineto { file: file(), source })?,
         TraceFormat::StallocLog => read_stalloc_log(input.reader)
             .map(|(trace, warnings)| Imported { trace, warnings })
             .map_err(|source| ImportError::StallocLog { file: file(), source })?,
@@ -229,7 +255,9 @@ pub fn import_snapshot(
         truth.complete(&mut trace);
     }
     warnings.extend(limit_from_settings(&mut trace));
-    warnings.extend(room_from_refusals(&mut trace));
+    let guessed = room_from_refusals(&mut trace);
+    let is_idle = options.limit_is_told && trace.header.limit_bytes.is_some();
+    warnings.extend(guessed.filter(|_| !is_idle));
     checked(path, Imported { trace, warnings })
 }
 
