@@ -265,6 +265,12 @@ pub trait Allocator: Clone {
         0
     }
 
+    /// What people call the pool of this number: `small`, `large`, `weights, large`. Nothing for an
+    /// allocator with one pool only.
+    fn pool_name(&self, _pool: u32) -> Option<String> {
+        None
+    }
+
     /// Size in bytes of the largest free range that could serve a request like this one without a
     /// device call: same stream and pool. 0 if there is none.
     fn largest_hole(&self, request: Request) -> u64;

@@ -11,6 +11,7 @@ use super::planned::{self, Planned};
 use super::spec::{AllocSpec, Params, SpecError};
 use super::stitch::{self, Stitch};
 use super::{Allocator, BuildInputs};
+use crate::workload::meant;
 
 /// Something to do with an allocator whose type is known.
 pub trait Visitor {
@@ -81,7 +82,7 @@ fn hint(name: &str) -> String {
         "gmlake" => "; stitch is GMLake".to_owned(),
         "pytorch" | "torch" => "; caching is PyTorch's".to_owned(),
         "tensorflow" | "jax" => "; bfc is TensorFlow's and JAX's".to_owned(),
-        _ => String::new(),
+        _ => meant(name, list().iter().map(|info| info.name).chain(["chunk"])),
     }
 }
 
@@ -128,6 +129,7 @@ mod tests {
         assert!(said.contains("--pytorch-conf expandable_segments:True, or"), "{said}");
         assert!(said.ends_with(" caching+expandable_segments=True"), "{said}");
         assert!(error("PatrickStar").ends_with("; chunk is PatrickStar's manager"));
-        assert!(error("cashing").ends_with(", planned, chunk"), "no hint, only the names");
+        assert!(error("cashing").ends_with("; did you mean caching?"));
+        assert!(error("zzz").ends_with(", planned, chunk"), "no hint, only the names");
     }
 }

@@ -7,6 +7,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
+use crate::workload::meant;
+
 /// An allocator specification is not understood.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
@@ -45,7 +47,7 @@ pub enum SpecError {
         hint: String,
     },
     /// The allocator does not know the parameter.
-    #[error("allocator {allocator} has no parameter {key:?}; it knows: {known}")]
+    #[error("allocator {allocator} has no parameter {key:?}; it knows: {known}{hint}")]
     UnknownParameter {
         /// The allocator.
         allocator: String,
@@ -53,6 +55,8 @@ pub enum SpecError {
         key: String,
         /// The keys it knows.
         known: String,
+        /// What may have been meant, after a semicolon, or nothing.
+        hint: String,
     },
     /// The allocator plans ahead, and there is nothing to plan from.
     #[error(
@@ -228,6 +232,7 @@ impl Params {
         match self.left.into_keys().next() {
             None => Ok(()),
             Some(key) => Err(SpecError::UnknownParameter {
+                hint: meant(&key, self.known.iter().copied()),
                 allocator: self.allocator,
                 key,
                 known: if self.known.is_empty() {

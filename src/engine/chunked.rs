@@ -14,14 +14,14 @@
 //! time lines, steps and the paranoid checker work on chunks as on anything else.
 
 use super::prepared::{DeviceSize, Prepared};
-use super::replay::{Observe, Observed, RunError, Watched, live, run_on, watch};
+use super::replay::{Observe, Observed, RunError, Watched, When, live, moments_on, run_on, watch};
 use super::result::{Outcome, Status};
 use crate::alloc::planned;
 use crate::alloc::spec::{AllocSpec, Params};
 use crate::chunk::layout::{MI, smallest_chunk_elements};
 use crate::chunk::search::{Machine, fine_grid, search, tightest};
 use crate::chunk::{self, ChunkConfig, ChunkRun, ChunkSize, ChunkSummary, LinkCosts, Traffic};
-use crate::metrics::Sink;
+use crate::metrics::{Moment, Sink};
 use crate::trace::{Direction, Model, Op, Trace};
 
 /// What the program itself moves between host and device; nothing if it moves nothing.
@@ -180,10 +180,27 @@ pub(super) fn watch_managed<S: Sink>(
     let refused = run.summary.refusals > 0;
     let (mut watched, sink) = watch(&derived, &inner, size, stop_on_oom && refused, sink)?;
     if !refused {
-        watched.refusal = None;
+        (watched.refusal, watched.refusals) = (None, 0);
     }
     if let (Some(stop), None) = (run.summary.hard_stop, &watched.failure) {
         watched.failure = Some(stop.to_string());
     }
     Ok((watched, sink))
+}
+
+/// [`moments_on`] for `chunk`: moments of the inner allocator. Events and blocks are those of what the
+/// manager asked for, so a moment at an event of the program is nothing here.
+pub(super) fn moments(
+    prepared: &Prepared<'_>,
+    spec: &AllocSpec,
+    size: DeviceSize,
+    whens: &[When],
+) -> Result<Vec<Option<Moment>>, RunError> {
+    let Managed { run, inner, .. } = manage(prepared, spec, size)?;
+    let derived = Prepared::new(&run.trace, prepared.options());
+    let is_own = |when: &When| matches!(when, When::ReservedPeak | When::FirstRefusal);
+    let own: Vec<When> = whens.iter().copied().filter(is_own).collect();
+    let mut moments = moments_on(&derived, &inner, size, &own)?.into_iter();
+    let of = |when: &When| if is_own(when) { moments.next().flatten() } else { None };
+    Ok(whens.iter().map(of).collect())
 }

@@ -39,7 +39,7 @@ pub use planning::{
 pub use predict::{Misprediction, PredictError, PredictResult, PredictedPeaks, predict};
 pub use prepared::Prepared;
 pub use profile::{first_steps, steps_of, steps_to_profile};
-pub use replay::{Observe, Observed, RunError, RunOptions, run};
+pub use replay::{Brief, Observe, Observed, RunError, RunOptions, When, brief, moments, run};
 pub use result::*;
 pub use stalloc_planning::{
     StallocHints, StallocPlanError, StallocWay, plan_as_stalloc, stalloc_hints,

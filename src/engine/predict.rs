@@ -29,7 +29,7 @@ use crate::alloc::spec::AllocSpec;
 use crate::alloc::{Action, ActionKind};
 use crate::device::sim::UNLIMITED_TOTAL_BYTES;
 use crate::metrics::Sink;
-use crate::trace::{Op, Trace, recorded_entries, reservation_span_bytes};
+use crate::trace::{Trace, recorded_entries, reservation_span_bytes};
 use crate::units::{BlockId, StreamId};
 
 /// The first segment event that was predicted wrong.
@@ -402,7 +402,7 @@ fn first_difference(trace: &Trace, real: &History, ours: &History) -> Option<Mis
     Some(Misprediction {
         event_index,
         segment_event: same as u64,
-        phase: phase_at(trace, event_index),
+        phase: trace.phase_at(event_index).map(str::to_owned),
         expected: describe(expected, event_index),
         got: describe(got, event_index),
     })
@@ -423,14 +423,4 @@ fn describe(event: Option<&SegmentEvent>, at: u64) -> String {
             text
         }
     }
-}
-
-/// The phase that the last mark up to an event began.
-fn phase_at(trace: &Trace, event_index: u64) -> Option<String> {
-    let end = trace.events.len().min((event_index as usize).saturating_add(1));
-    let mark = trace.events[..end].iter().rev().find_map(|event| match event.op {
-        Op::Mark(phase) => Some(phase),
-        _ => None,
-    })?;
-    trace.phases.get(mark.index()).cloned()
 }

@@ -1,6 +1,6 @@
 //! The replay loop: one, compiled for each allocator, device and sink.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -19,14 +19,15 @@ use crate::alloc::planned::PlanFiles;
 use crate::alloc::registry::{self, Visitor};
 use crate::alloc::spec::{AllocSpec, SpecError};
 use crate::alloc::{
-    Action, ActionKind, Allocator, BuildInputs, Env, Handle, LayoutBlock, OutOfMemory, Request,
+    Action, Allocator, BuildInputs, Env, Handle, LayoutBlock, OutOfMemory, Request,
 };
 use crate::chunk::{self, ChunkError, ChunkEvent, Gpu, GpuBlock, LinkCostsError};
 use crate::device::sim::addresses::Addresses;
-use crate::device::{CostProfile, Counting, Device, Faulty, RefusedCall, Sim};
+use crate::device::{CallCounts, CostProfile, Counting, Device, Faulty, RefusedCall, Sim};
 use crate::metrics::{
-    DecisionRow, Decisions, NoSink, PeakTracker, Peaks, Shadow, Sink, Split, SplitAt,
-    StepPeakTracker, StepPeaks, Timeline, TimelineRow, split,
+    DecisionRow, Decisions, Envelope, EnvelopePoint, MapSink, MemoryMap, Moment, NoSink,
+    PeakTracker, Peaks, Shadow, Sink, Split, SplitAt, StepPeakTracker, StepPeaks, Stopped,
+    Timeline, TimelineRow, split,
 };
 use crate::trace::{
     AddressPolicy, Event, Op, SourceKind, StartBlock, StartLayout, StartState, Trace,
@@ -101,8 +102,12 @@ pub struct Observe {
     pub decisions: bool,
     /// Keep a row an event.
     pub timeline: bool,
+    /// Keep at most so many points of the time line, each the highest levels of a stretch of events.
+    pub envelope: Option<usize>,
     /// Keep the peaks of every step.
     pub steps: bool,
+    /// Keep a map of memory with at most so many blocks exactly.
+    pub map_blocks: Option<usize>,
 }
 
 /// A result and what was watched.
@@ -114,8 +119,12 @@ pub struct Observed {
     pub decisions: Vec<DecisionRow>,
     /// A row an event, empty unless asked for.
     pub timeline: Vec<TimelineRow>,
+    /// The time line in a bounded number of points, empty unless asked for.
+    pub envelope: Vec<EnvelopePoint>,
     /// A row a step, and one for what lies before, between and after them; empty unless asked for.
     pub steps: Vec<StepPeaks>,
+    /// The map of memory, if it was asked for.
+    pub map: Option<MemoryMap>,
     /// What the manager of `chunk` decided; empty for other allocators.
     pub chunk_log: Vec<ChunkEvent>,
 }
@@ -218,6 +227,115 @@ pub(super) fn watch<S: Sink>(
     registry::build(spec, &inputs, Watcher { runner, sink })?
 }
 
+/// What a replay gives that is not asked for anything else: one pass, no split.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Brief {
+    /// The peaks.
+    pub peaks: Peaks,
+    /// The last call that the device refused for the first refused request; absent if nothing was
+    /// refused, or the allocator refused by itself.
+    pub refused_call: Option<RefusedCall>,
+    /// Requests that were refused.
+    pub refusals: u64,
+    /// What the real allocator would not have survived.
+    pub failure: Option<String>,
+    /// Device calls that succeeded.
+    pub calls: CallCounts,
+    /// What they cost by the profile, in nanoseconds.
+    pub device_ns: u64,
+    /// How often the allocator gave its cache back and asked the device again.
+    pub alloc_retries: u64,
+}
+
+impl Brief {
+    /// How it ended.
+    pub fn status(&self) -> Status {
+        match (&self.failure, self.refusals) {
+            (Some(_), _) => Status::Failed,
+            (None, 0) => Status::Ok,
+            (None, _) => Status::Oom,
+        }
+    }
+
+    /// 1 − requested peak / reserved peak; 0 when nothing was reserved.
+    pub fn fragmentation(&self) -> f64 {
+        match self.peaks.reserved_bytes_peak {
+            0 => 0.0,
+            reserved => 1.0 - self.peaks.requested_bytes_peak as f64 / reserved as f64,
+        }
+    }
+}
+
+/// Takes a trace through one allocator and tells no more than its levels, refusals and calls: half
+/// the work of [`run`].
+///
+/// # Errors
+/// As [`run`].
+pub fn brief(
+    prepared: &Prepared<'_>,
+    spec: &AllocSpec,
+    capacity_bytes: Option<u64>,
+) -> Result<Brief, RunError> {
+    let size = capacity_bytes.map_or(prepared.asked_size(), DeviceSize::Bytes);
+    let stop_on_oom = prepared.options().stop_on_oom;
+    let (watched, _) = watch(prepared, spec, size, stop_on_oom, NoSink)?;
+    Ok(Brief {
+        peaks: watched.peaks,
+        refused_call: watched.refusal.and_then(|refusal| refusal.refused_call),
+        refusals: watched.refusals,
+        failure: watched.failure,
+        calls: watched.calls,
+        device_ns: watched.device_ns,
+        alloc_retries: watched.alloc_retries,
+    })
+}
+
+/// When to look at what an allocator holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum When {
+    /// After the event at which most is reserved.
+    ReservedPeak,
+    /// After the first request that is refused, what the allocator tried for it included.
+    FirstRefusal,
+    /// Before this event.
+    Before(u64),
+    /// After this event.
+    After(u64),
+}
+
+/// Takes a trace through one allocator on a device of `capacity_bytes` (else of the size that the
+/// options or the trace name) and looks at what it holds at some moments. A moment that never comes
+/// is nothing. Costs a replay, and one more a moment.
+///
+/// # Errors
+/// As [`run`].
+pub fn moments(
+    prepared: &Prepared<'_>,
+    spec: &AllocSpec,
+    capacity_bytes: Option<u64>,
+    whens: &[When],
+) -> Result<Vec<Option<Moment>>, RunError> {
+    let size = capacity_bytes.map_or(prepared.asked_size(), DeviceSize::Bytes);
+    moments_on(prepared, spec, size, whens)
+}
+
+/// [`moments`] on a device of this size.
+///
+/// # Errors
+/// As [`run`].
+pub(super) fn moments_on(
+    prepared: &Prepared<'_>,
+    spec: &AllocSpec,
+    size: DeviceSize,
+    whens: &[When],
+) -> Result<Vec<Option<Moment>>, RunError> {
+    if spec.name == chunk::NAME {
+        return chunked::moments(prepared, spec, size, whens);
+    }
+    let (runner, inputs) = prepare(prepared, spec, size, Observe::default());
+    registry::build(spec, &inputs, Looker { runner, whens })?
+}
+
 /// What [`watch`] leaves behind, beside the sink.
 #[derive(Clone, Debug)]
 pub(super) struct Watched {
@@ -227,6 +345,14 @@ pub(super) struct Watched {
     pub(super) failure: Option<String>,
     /// The first refused request.
     pub(super) refusal: Option<Refusal>,
+    /// Requests that were refused.
+    pub(super) refusals: u64,
+    /// Device calls that succeeded.
+    pub(super) calls: CallCounts,
+    /// What they cost, in nanoseconds.
+    pub(super) device_ns: u64,
+    /// The allocator's counter of that name.
+    pub(super) alloc_retries: u64,
     /// What bounds the run.
     pub(super) bounds: Bounds,
     /// The allocator took over the layout that the history begins with.
@@ -314,18 +440,27 @@ impl Visitor for Runner<'_> {
         let program_ns = self.prepared.program_times();
         let watched = self.observe != Observe::default() || self.options.paranoid;
         // The unwatched loop is compiled without any sink; whatever is watched shares one other.
-        let (run, decisions, timeline, steps) = if watched {
+        let mut seen = Seen::default();
+        let run = if watched {
             let sinks = (
                 self.observe.decisions.then(Decisions::default),
                 (
                     self.observe.timeline.then(Timeline::default),
                     (
-                        self.observe.steps.then(|| StepPeakTracker::new(step_begins(self.trace))),
-                        self.options.paranoid.then(Shadow::default),
+                        (
+                            self.observe.envelope.map(Envelope::new),
+                            self.observe
+                                .steps
+                                .then(|| StepPeakTracker::new(step_begins(self.trace))),
+                        ),
+                        (
+                            self.options.paranoid.then(Shadow::default),
+                            self.observe.map_blocks.map(|blocks_max| self.map_sink(blocks_max)),
+                        ),
                     ),
                 ),
             );
-            let (run, (decisions, (timeline, (steps, shadow)))) =
+            let (run, (decisions, (timeline, ((envelope, steps), (shadow, map))))) =
                 self.replay(allocator.clone(), device.clone(), sinks, u64::MAX, &started);
             if let Some(breach) = shadow.as_ref().and_then(Shadow::breach) {
                 return Err(RunError::Contract {
@@ -334,21 +469,79 @@ impl Visitor for Runner<'_> {
                     message: breach.message.clone(),
                 });
             }
-            let decisions = decisions.map_or_else(Vec::new, |sink| sink.rows);
-            let timeline = timeline.map_or_else(Vec::new, |sink| self.timed(sink.rows, program_ns));
-            let steps = steps.map_or_else(Vec::new, StepPeakTracker::into_rows);
-            (run, decisions, timeline, steps)
+            seen.decisions = decisions.map_or_else(Vec::new, |sink| sink.rows);
+            seen.timeline =
+                timeline.map_or_else(Vec::new, |sink| self.timed(sink.rows, program_ns));
+            seen.envelope = envelope.map_or_else(Vec::new, Envelope::into_points);
+            self.time_envelope(&mut seen.envelope, program_ns);
+            seen.steps = steps.map_or_else(Vec::new, StepPeakTracker::into_rows);
+            let events_end = run.last_event as u64 + 1;
+            seen.map = map.map(|sink| sink.finish(self.trace, events_end));
+            run
         } else {
-            let (run, _) =
-                self.replay(allocator.clone(), device.clone(), NoSink, u64::MAX, &started);
-            (run, Vec::new(), Vec::new(), Vec::new())
+            self.replay(allocator.clone(), device.clone(), NoSink, u64::MAX, &started).0
         };
         let address_spread = self.address_spread(&run, fresh, policy);
         let split = self.split(&run, allocator, device, &started);
         let mut result = self.result(run, split, policy, program_ns);
         result.start = self.start_summary(&started);
         result.address_spread = address_spread;
-        Ok(Observed { result, decisions, timeline, steps, chunk_log: Vec::new() })
+        let Seen { decisions, timeline, envelope, steps, map } = seen;
+        let chunk_log = Vec::new();
+        Ok(Observed { result, decisions, timeline, envelope, steps, map, chunk_log })
+    }
+}
+
+/// What the sinks of a replay kept.
+#[derive(Default)]
+struct Seen {
+    decisions: Vec<DecisionRow>,
+    timeline: Vec<TimelineRow>,
+    envelope: Vec<EnvelopePoint>,
+    steps: Vec<StepPeaks>,
+    map: Option<MemoryMap>,
+}
+
+/// Looks at moments of a replay with an allocator whose type is known.
+struct Looker<'a> {
+    runner: Runner<'a>,
+    whens: &'a [When],
+}
+
+impl Visitor for Looker<'_> {
+    type Output = Result<Vec<Option<Moment>>, RunError>;
+
+    fn visit<A: Allocator + Send + 'static>(self, allocator: A) -> Self::Output {
+        let Looker { mut runner, whens } = self;
+        let policy = runner.address_policy::<A>();
+        runner.find_loading(policy);
+        let mut sim = runner.sim(policy)?;
+        let mut allocator = allocator;
+        let started = runner.start(&mut allocator, &mut sim);
+        let device = runner.wrapped(sim);
+        let needs_run =
+            whens.iter().any(|when| matches!(when, When::ReservedPeak | When::FirstRefusal));
+        let run = needs_run.then(|| {
+            runner.replay(allocator.clone(), device.clone(), NoSink, u64::MAX, &started).0
+        });
+        let moments = whens.iter().map(|when| {
+            let (at, event, events_end) = match when {
+                When::ReservedPeak => {
+                    let event = run.as_ref()?.peaks.reserved_event;
+                    (SplitAt::ReservedPeak, event, event + 1)
+                }
+                When::FirstRefusal => {
+                    let event = run.as_ref()?.refusal?.event;
+                    (SplitAt::Oom, event, event + 1)
+                }
+                When::Before(event) => (SplitAt::Event, *event, *event),
+                When::After(event) => (SplitAt::Event, *event, event.saturating_add(1)),
+            };
+            let (allocator, device) = (allocator.clone(), device.clone());
+            let stopped = runner.stopped(allocator, device, &started, (at, event), events_end)?;
+            Some(Moment::new(runner.trace, stopped))
+        });
+        Ok(moments.collect())
     }
 }
 
@@ -371,7 +564,13 @@ impl<S: Sink> Visitor for Watcher<'_, S> {
         let (run, sink) =
             runner.replay(allocator, runner.wrapped(sim), self.sink, u64::MAX, &started);
         let bounds = runner.bounds(&run.allocator);
+        let counters = run.allocator.counters();
+        let retries = counters.iter().find(|(name, _)| *name == "alloc_retries");
         let watched = Watched {
+            refusals: run.refusals,
+            calls: run.device.calls(),
+            device_ns: run.device.cost_ns(),
+            alloc_retries: retries.map_or(0, |&(_, count)| count),
             peaks: run.peaks,
             failure: run.allocator.failure(),
             refusal: run.refusal,
@@ -715,20 +914,24 @@ impl Runner<'_> {
         Some(StartSummary { blocks, requested_bytes, reserved_bytes, layout_kept })
     }
 
-    /// One pass over the trace, up to and including event `last_event`.
+    fn map_sink(&self, blocks_max: usize) -> MapSink {
+        MapSink::new(self.trace.events.len() as u64, blocks_max)
+    }
+
+    /// One pass over the events of the trace before `events_end`.
     fn replay<A: Allocator, S: Sink>(
         &self,
         allocator: A,
         device: SimDevice,
         sink: S,
-        last_event: u64,
+        events_end: u64,
         started: &Started,
     ) -> (Replayed<A>, S) {
         let mut replay = Replay::new(self.trace, allocator, device, sink);
         if let Some(start) = &self.trace.start {
             replay.start(start, started);
         }
-        let end = usize::try_from(last_event.saturating_add(1)).unwrap_or(usize::MAX);
+        let end = usize::try_from(events_end).unwrap_or(usize::MAX);
         let events = &self.trace.events[..end.min(self.trace.events.len())];
         let loading_events = self.loading.map_or(0, |loading| loading.events);
         let (loading, computing) = events.split_at(loading_events.min(events.len()));
@@ -772,20 +975,48 @@ impl Runner<'_> {
             Some(refusal) => (SplitAt::Oom, refusal.event),
             None => (SplitAt::ReservedPeak, run.peaks.reserved_event),
         };
+        let stopped = self.stopped(allocator, device, started, (at, event), event + 1)?;
+        let stream = self.trace.blocks[stopped.request.1.index()].stream;
+        Some(split(&stopped.layout, stream, stopped.pool, at, event))
+    }
+
+    /// What lies there after the events before `events_end`: the moment that is called `at`, looked
+    /// at for the next request from `event` on. Nothing if none follows.
+    fn stopped<A: Allocator>(
+        &self,
+        allocator: A,
+        device: SimDevice,
+        started: &Started,
+        (at, event): (SplitAt, u64),
+        events_end: u64,
+    ) -> Option<Stopped> {
         // Memory that was there at the start may be the most there ever is: then the first request.
-        let events = self.trace.events.get(event as usize..)?;
-        let block = events.iter().find_map(|event| match event.op {
-            Op::Alloc(block) | Op::Attempt(block) => Some(block),
+        let from = usize::try_from(event).ok()?;
+        let events = self.trace.events.get(from..)?.iter().zip(event..);
+        let request = events.into_iter().find_map(|(event, index)| match event.op {
+            Op::Alloc(block) | Op::Attempt(block) => Some((index, block)),
             _ => None,
         })?;
-        let block = self.trace.blocks[block.index()];
-        let (stopped, _) = self.replay(allocator, device, NoSink, event, started);
+        let block = self.trace.blocks[request.1.index()];
+        let (stopped, _) = self.replay(allocator, device, NoSink, events_end, started);
         let mut layout = Vec::new();
         stopped.allocator.layout(&mut |block| layout.push(block));
-        let request =
+        let asked =
             Request { block: BlockId::NONE, size_bytes: block.size_bytes, stream: block.stream };
-        let pool = stopped.allocator.pool_of(request);
-        Some(split(&layout, block.stream, pool, at, event))
+        let pools: BTreeSet<u32> = layout.iter().map(|block| block.pool).collect();
+        let pool_name = |pool| Some((pool, stopped.allocator.pool_name(pool)?));
+        Some(Stopped {
+            at,
+            at_event: event,
+            request,
+            pool: stopped.allocator.pool_of(asked),
+            requested_bytes: stopped.requested_bytes,
+            levels: stopped.allocator.levels(),
+            largest_hole_bytes: stopped.allocator.largest_hole(asked),
+            device_free_bytes: self.capacity_bytes.map(|_| stopped.device.memory_info().free_bytes),
+            pool_names: pools.into_iter().filter_map(pool_name).collect(),
+            layout,
+        })
     }
 
     /// Adds the program's own time and the phase to rows that hold device time only.
@@ -800,6 +1031,21 @@ impl Runner<'_> {
             row.phase = phase;
         }
         rows
+    }
+
+    /// Adds the program's own time and the phase to points that hold device time only.
+    fn time_envelope(&self, points: &mut [EnvelopePoint], program_ns: &[u64]) {
+        let mut phase = None;
+        for point in points {
+            let (begin, end) = (point.event_begin as usize, point.event_end as usize);
+            for event in &self.trace.events[begin..end] {
+                if let Op::Mark(mark) = event.op {
+                    phase = Some(mark.0);
+                }
+            }
+            point.phase = phase;
+            point.time_ns = point.time_ns.saturating_add(program_ns[end - 1]);
+        }
     }
 
     fn result<A: Allocator>(
@@ -960,8 +1206,7 @@ impl<D: Device, S: Sink> Env for ReplayEnv<D, S> {
     #[inline]
     fn log(&mut self, action: Action) {
         self.sink.action(self.event, action);
-        let of_block = matches!(action.kind, ActionKind::Alloc | ActionKind::FreeCompleted);
-        if of_block && self.sink.wants_backing() {
+        if self.sink.wants_backing(&action) {
             let mut extents = Vec::new();
             let Action { address, size_bytes, .. } = action;
             let whole = self.device.backing(address, size_bytes, &mut |part| extents.push(part));

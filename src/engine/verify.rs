@@ -129,7 +129,7 @@ pub enum VerifyError {
 /// If there is no recording, it begins late without a layout to start from, or its settings cannot
 /// be modelled.
 pub fn verify(trace: &Trace) -> Result<VerifyResult, VerifyError> {
-    let Some(recording) = &trace.recording else { return Err(VerifyError::NoRecording) };
+    let Some(recording) = trace.segments_recorded() else { return Err(VerifyError::NoRecording) };
     let frees_without_alloc = trace.header.history.frees_without_alloc;
     if frees_without_alloc > 0 && trace.start.is_none() {
         return Err(VerifyError::LateHistory { frees_without_alloc });

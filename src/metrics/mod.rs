@@ -4,14 +4,26 @@
 //! `LOG` and `LEVELS` at compile time.
 
 mod decisions;
+mod envelope;
+mod growth;
+mod holes;
+mod map;
+mod moment;
 mod peaks;
+mod pins;
 mod shadow;
 mod split;
 mod steps;
 mod timeline;
 
 pub use decisions::{DecisionRow, Decisions};
+pub use envelope::{ENVELOPE_POINTS, Envelope, EnvelopePoint, FourLevels};
+pub use growth::Growth;
+pub use holes::{HoleGroup, holes};
+pub use map::{MapBlock, MapSink, MapStretch, MemoryMap, Shade};
+pub use moment::{Moment, MomentRequest, NamedPin, PinGroup, Stopped};
 pub use peaks::{PeakTracker, Peaks};
+pub use pins::{Pin, pins};
 pub use shadow::Shadow;
 pub use split::{Split, SplitAt, split};
 pub use steps::{StepPeakTracker, StepPeaks};
@@ -35,14 +47,15 @@ pub trait Sink {
     #[inline]
     fn action(&mut self, _event_index: u64, _action: Action) {}
 
-    /// Whether [`Self::backing`] does anything.
+    /// Whether [`Self::backing`] does anything for an action just told, one that names a block or
+    /// memory obtained.
     #[inline]
-    fn wants_backing(&self) -> bool {
+    fn wants_backing(&self, _action: &Action) -> bool {
         false
     }
 
-    /// What physical memory lies behind the block of an action just told, an `Alloc` or a
-    /// `FreeCompleted`; nothing if part of it has none.
+    /// What physical memory lies behind the block or the memory of an action just told; nothing if
+    /// part of it has none. Also told if another sink wanted it.
     #[inline]
     fn backing(&mut self, _event_index: u64, _action: Action, _memory: Option<Vec<Extent>>) {}
 
@@ -93,8 +106,8 @@ impl<A: Sink, B: Sink> Sink for (A, B) {
         self.1.action(event_index, action);
     }
 
-    fn wants_backing(&self) -> bool {
-        self.0.wants_backing() || self.1.wants_backing()
+    fn wants_backing(&self, action: &Action) -> bool {
+        self.0.wants_backing(action) || self.1.wants_backing(action)
     }
 
     fn backing(&mut self, event_index: u64, action: Action, memory: Option<Vec<Extent>>) {
@@ -135,8 +148,8 @@ impl<S: Sink> Sink for Option<S> {
         }
     }
 
-    fn wants_backing(&self) -> bool {
-        self.as_ref().is_some_and(S::wants_backing)
+    fn wants_backing(&self, action: &Action) -> bool {
+        self.as_ref().is_some_and(|sink| sink.wants_backing(action))
     }
 
     fn backing(&mut self, event_index: u64, action: Action, memory: Option<Vec<Extent>>) {

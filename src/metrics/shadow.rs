@@ -235,15 +235,15 @@ impl Sink for Shadow {
         }
     }
 
-    fn wants_backing(&self) -> bool {
-        true
+    fn wants_backing(&self, action: &Action) -> bool {
+        matches!(action.kind, ActionKind::Alloc | ActionKind::FreeCompleted)
     }
 
     fn backing(&mut self, event_index: u64, action: Action, memory: Option<Vec<Extent>>) {
-        if action.kind == ActionKind::Alloc {
-            self.take_memory(event_index, action.address, memory);
-        } else {
-            self.leave_memory(event_index, action.address, memory);
+        match action.kind {
+            ActionKind::Alloc => self.take_memory(event_index, action.address, memory),
+            ActionKind::FreeCompleted => self.leave_memory(event_index, action.address, memory),
+            _ => {}
         }
     }
 

@@ -20,6 +20,8 @@ pub enum SplitAt {
     ReservedPeak,
     /// At the first refused request.
     Oom,
+    /// At an event that was asked for.
+    Event,
 }
 
 /// reserved − requested at one event, by kind; adds up exactly.
@@ -91,13 +93,13 @@ pub fn split(
 }
 
 /// Whether a free block serves other streams or another pool only.
-fn is_foreign(block: &LayoutBlock, stream: StreamId, pool: u32) -> bool {
+pub(super) fn is_foreign(block: &LayoutBlock, stream: StreamId, pool: u32) -> bool {
     let any_stream = block.stream == StreamId::NONE;
     (block.stream != stream && !any_stream) || block.pool != pool
 }
 
 /// Bytes of the pages that lie wholly inside a block.
-fn whole_page_bytes(block: &LayoutBlock) -> u64 {
+pub(super) fn whole_page_bytes(block: &LayoutBlock) -> u64 {
     let start = block.address - block.segment_address;
     let end = start + block.size_bytes;
     let first = start.next_multiple_of(block.page_bytes);

@@ -16,6 +16,13 @@ pub struct StepPeaks {
     pub reserved_bytes_peak: u64,
 }
 
+impl StepPeaks {
+    /// Whether it is a step, not what lies before or after one.
+    pub fn is_step(&self) -> bool {
+        !matches!(self.name.as_str(), "before" | "after")
+    }
+}
+
 /// Keeps the peaks of every step.
 #[derive(Clone, Debug, Default)]
 pub struct StepPeakTracker {

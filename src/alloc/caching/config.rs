@@ -4,6 +4,7 @@ use std::fmt;
 
 use super::version::{LATER_KEYS, TorchVersion};
 use crate::units::MIB;
+use crate::workload::meant;
 
 /// Segment size for large requests below 10 MiB, unless the option says otherwise.
 const LARGE_SEGMENT_MB_DEFAULT: u64 = 20;
@@ -238,8 +239,10 @@ impl Config {
     fn unknown(&self, key: &Token<'_>) -> ConfigError {
         let keys = KEYS.iter().map(|&(key, _)| key).chain(LATER_KEYS);
         let known: Vec<&str> = keys.filter(|key| self.version.knows(key)).collect();
-        let (name, version, known) = (&key.text, self.version, known.join(", "));
-        key.error(format!("unknown option {name:?}; PyTorch {version} knows: {known}"))
+        let (name, version) = (&key.text, self.version);
+        let hint = meant(name, known.iter().copied());
+        let known = known.join(", ");
+        key.error(format!("unknown option {name:?}; PyTorch {version} knows: {known}{hint}"))
     }
 
     fn at_least_a_segment(&self, key: &str, value: &Value<'_>) -> Result<u64, ConfigError> {

@@ -773,6 +773,16 @@ impl Allocator for Caching {
         self.pool_behind(self.set_for(request))
     }
 
+    fn pool_name(&self, pool: u32) -> Option<String> {
+        let kind = if pool.is_multiple_of(2) { "small" } else { "large" };
+        let private = (pool / 2).checked_sub(1);
+        let private = private.and_then(|nth| self.pools_with_sets.get(nth as usize));
+        Some(match private.and_then(|id| self.pools.get(id.index())) {
+            Some(private) => format!("{}, {kind}", private.name()),
+            None => kind.to_owned(),
+        })
+    }
+
     fn largest_hole(&self, request: Request) -> u64 {
         let set = &self.free[self.set_for(request) as usize];
         if self.special && !self.config.expandable_segments {

@@ -28,6 +28,7 @@ use crate::units::PoolId;
 /// A private pool of the trace.
 #[derive(Clone, Debug)]
 pub(super) struct PrivatePool {
+    name: String,
     kind: PoolKind,
     no_split: bool,
     use_on_oom: bool,
@@ -40,12 +41,18 @@ pub(super) struct PrivatePool {
 impl PrivatePool {
     pub(super) fn new(pool: &Pool) -> PrivatePool {
         PrivatePool {
+            name: pool.name.clone(),
             kind: pool.kind,
             no_split: pool.no_split,
             use_on_oom: pool.use_on_oom,
             sets: None,
             reserved_bytes: 0,
         }
+    }
+
+    /// Its name in the trace.
+    pub(super) fn name(&self) -> &str {
+        &self.name
     }
 }
 

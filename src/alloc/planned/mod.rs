@@ -22,7 +22,7 @@ pub use profile::Profile;
 pub use stalloc::{PlanFiles, synthesis};
 pub use summary::{PlanSummary, StepSummary};
 
-use super::spec::{Params, SpecError};
+use super::spec::{AllocSpec, Params, SpecError};
 use super::{Allocator, BuildInputs, Env, Handle, LayoutBlock, Levels, OutOfMemory, Request};
 use crate::units::PoolId;
 use best::Best;
@@ -30,10 +30,36 @@ use stalloc::Stalloc;
 
 /// Name of the allocator in specifications.
 pub const NAME: &str = "planned";
+/// Parameters that name a file or folder.
+const FILES: [&str; 2] = ["trace", "plan"];
 /// Name of the mode of our own.
 const BEST: &str = "best";
 /// Name of the mode that is STAlloc.
 const STALLOC: &str = "stalloc";
+
+/// The files and folders that a specification names, each with its parameter: a profile
+/// (`trace=FILE`), or a plan of STAlloc (`plan=FILE` or `plan=DIR`).
+pub fn files(spec: &AllocSpec) -> impl Iterator<Item = (&str, &str)> {
+    let named = spec.params.iter().filter(|(key, _)| FILES.contains(&key.as_str()));
+    named.filter(|_| spec.name == NAME).map(|(key, file)| (key.as_str(), file.as_str()))
+}
+
+/// A specification with the names of its files changed.
+///
+/// # Errors
+/// The first that `change` gives.
+pub fn with_files<E>(
+    spec: &AllocSpec,
+    change: impl Fn(&str) -> Result<String, E>,
+) -> Result<AllocSpec, E> {
+    let mut spec = spec.clone();
+    if spec.name == NAME {
+        for (_, file) in spec.params.iter_mut().filter(|(key, _)| FILES.contains(&key.as_str())) {
+            *file = change(file)?;
+        }
+    }
+    Ok(spec)
+}
 
 /// The allocator that is registered: one of several that plan ahead.
 #[derive(Clone, Debug)]

@@ -408,6 +408,10 @@ impl Allocator for Gmlake {
         kind_of(self.set_for(request))
     }
 
+    fn pool_name(&self, pool: u32) -> Option<String> {
+        ["small", "large"].get(pool as usize).map(|&name| name.to_owned())
+    }
+
     fn largest_hole(&self, request: Request) -> u64 {
         let set = self.set_for(request);
         let primitive = self.free[set as usize].largest().map_or(0, |entry| entry.size_bytes);

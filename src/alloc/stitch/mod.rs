@@ -182,6 +182,10 @@ impl Allocator for Stitch {
         delegate!(self, inner => inner.pool_of(request))
     }
 
+    fn pool_name(&self, pool: u32) -> Option<String> {
+        delegate!(self, inner => inner.pool_name(pool))
+    }
+
     fn largest_hole(&self, request: Request) -> u64 {
         delegate!(self, inner => inner.largest_hole(request))
     }
