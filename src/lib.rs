@@ -10,11 +10,14 @@
 //!
 //! ```text
 //!   cli       strings in, text and files out; the only place that prints; one file per subcommand
-//!   report    formats results: text tables, JSON, CSV, Parquet, figures
+//!   report    formats results: text tables, JSON, CSV, Parquet, figures, pages for a browser
+//!   experiment  many replays at once: tables and figures from a description, a gate for CI, what
+//!             sets two runs apart, advice, explanations
 //!   engine    the one replay loop, its clock and completions; verify, predict, compare; the
 //!             smallest capacity; profiles for those that plan ahead, traces as packing problems
 //!   chunk     PatrickStar's manager: model data in equal chunks on GPU and host, a link between them
-//!   metrics   sinks that watch a replay (peaks, decisions, time line, shadow map); layout splits
+//!   metrics   sinks that watch a replay (peaks, decisions, time line, map, shadow map); what a layout
+//!             says: splits, holes, pins; growth
 //!   alloc     the allocators: native, caching, best_fit, bfc, stitch, planned; their trait,
 //!             registry
 //!   plan      offline packing (dynamic storage allocation): problem, bound, solvers, validator;
@@ -22,8 +25,9 @@
 //!   device    what an allocator may ask a GPU: a simulated one; wrappers that count and refuse
 //!   workload  model description and strategies -> trace (recompute, offload, ZeRO, LoRA, pipeline,
 //!             MoE): a small autograd whose tensors free themselves
-//!   import    other people's files -> trace: torch snapshots, RMM logs, STAlloc's logs,
-//!             MiniMalloc's buffers
+//!   import    other people's files -> trace: torch snapshots, the profiler's traces, RMM logs,
+//!             STAlloc's logs, MiniMalloc's buffers; texts about memory: out-of-memory messages,
+//!             memory_summary tables, memory lines of logs
 //!   trace     events, blocks, sites, phases; native JSON, text and Parquet files
 //!   units     byte counts, times, dense ids
 //! ```
@@ -32,12 +36,15 @@
 //!
 //! ```text
 //!   TOML ──workload──┐
+//!   text ──import──> MemoryText ──> its diagnosis ──report──> an explanation without a trace
 //!   file ──import──> Trace ──engine::run──> RunResult ──report──> table, JSON, CSV, Parquet
 //!                      │         │
 //!                      │         ├─ registry::build makes it and calls a visitor with its type
 //!                      │         └─ the loop, compiled for <allocator, device, sink>:
 //!                      │              for event in trace { allocator.malloc(..) / free / .. }
 //!                      ├─ Prepared ──engine::compare──> Compared: many cells side by side
+//!                      ├─ engine::moments ──> Moment: split, holes, pins at one event
+//!                      │      └─ experiment::explain, advise ──> class, what helps, the line to paste
 //!                      ├─ chunk::run ──> what PatrickStar's manager would ask for: a Trace again
 //!                      ├─ Recording (what the real one did) ──engine::verify──> VerifyResult
 //!                      └─ engine::lifetimes ──> Problem ──engine::plan──> Planned (offsets, bound)
@@ -64,6 +71,7 @@ pub mod chunk;
 pub mod cli;
 pub mod device;
 pub mod engine;
+pub mod experiment;
 pub mod import;
 pub mod metrics;
 pub mod plan;
