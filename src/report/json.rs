@@ -2,6 +2,11 @@
 
 use serde::Serialize;
 
+use crate::engine::{AllocatorSummary, DeviceSummary, Outcome, SCHEMA_VERSION, TraceSummary};
+use crate::experiment::advise::Advice;
+use crate::experiment::explain::Explanation;
+use crate::metrics::Peaks;
+
 /// One value as pretty JSON with a final line end.
 ///
 /// # Errors
@@ -41,6 +46,71 @@ pub fn one_or_many<T: Serialize>(values: &[T], single: bool) -> Result<String, s
         [one] if single => pretty(one),
         many => pretty(&many),
     }
+}
+
+/// What `explain --json` says of a trace.
+#[derive(Serialize)]
+struct ExplainDocument<'a> {
+    schema_version: u32,
+    fraglab_version: &'static str,
+    kind: &'static str,
+    trace: &'a TraceSummary,
+    allocator: &'a AllocatorSummary,
+    device: &'a DeviceSummary,
+    outcome: &'a Outcome,
+    peaks: &'a Peaks,
+    fragmentation: f64,
+    #[serde(flatten)]
+    explanation: &'a Explanation,
+}
+
+/// What `advise --json` says.
+#[derive(Serialize)]
+struct AdviceDocument<'a> {
+    schema_version: u32,
+    fraglab_version: &'static str,
+    kind: &'static str,
+    trace: &'a TraceSummary,
+    /// The settings string advised; absent if none is better.
+    advised_settings: Option<&'a str>,
+    #[serde(flatten)]
+    advice: &'a Advice,
+}
+
+/// Advice as pretty JSON: `kind` is `advice`.
+///
+/// # Errors
+/// If it cannot be serialised; plain data always can.
+pub fn advice(trace: &TraceSummary, advice: &Advice) -> Result<String, serde_json::Error> {
+    let advised = advice.advised.and_then(|index| advice.tried.get(index));
+    pretty(&AdviceDocument {
+        schema_version: SCHEMA_VERSION,
+        fraglab_version: env!("CARGO_PKG_VERSION"),
+        kind: "advice",
+        trace,
+        advised_settings: advised.map(|tried| tried.settings.as_str()),
+        advice,
+    })
+}
+
+/// An explanation as pretty JSON: `kind` is `trace`.
+///
+/// # Errors
+/// If it cannot be serialised; plain data always can.
+pub fn explanation(explanation: &Explanation) -> Result<String, serde_json::Error> {
+    let result = &explanation.result;
+    pretty(&ExplainDocument {
+        schema_version: SCHEMA_VERSION,
+        fraglab_version: env!("CARGO_PKG_VERSION"),
+        kind: "trace",
+        trace: &result.trace,
+        allocator: &result.allocator,
+        device: &result.device,
+        outcome: &result.outcome,
+        peaks: &result.peaks,
+        fragmentation: result.fragmentation,
+        explanation,
+    })
 }
 
 #[cfg(test)]

@@ -131,6 +131,7 @@ fn what(facts: &FileFacts) -> String {
     let kind = match facts.header.source.kind {
         SourceKind::Unknown => "trace of unknown source",
         SourceKind::TorchSnapshot => "snapshot of PyTorch's CUDA caching allocator",
+        SourceKind::Kineto => "trace of PyTorch's profiler",
         SourceKind::MinimallocCsv => "buffers in MiniMalloc's CSV",
         SourceKind::RmmCsv => "log of RMM's logging resource adaptor",
         SourceKind::StallocLog => "log of STAlloc's recorder",
@@ -336,12 +337,14 @@ fn recorded_allocator(recorded: &RecordedStats) -> String {
     let RecordedStats { segment_allocs, segment_frees, reserved_bytes_peak, ooms, addresses } =
         *recorded;
     let reserved = Bytes(reserved_bytes_peak);
-    let mut parts = vec![
-        format!("segments reserve {reserved} at most"),
-        counted(segment_allocs, "segment alloc"),
-        counted(segment_frees, "segment free"),
-        format!("addresses of {}", counted(addresses, "block")),
-    ];
+    let mut parts = Vec::new();
+    // Logs of blocks alone show no segments.
+    if segment_allocs > 0 || segment_frees > 0 || reserved_bytes_peak > 0 {
+        parts.push(format!("segments reserve {reserved} at most"));
+        parts.push(counted(segment_allocs, "segment alloc"));
+        parts.push(counted(segment_frees, "segment free"));
+    }
+    parts.push(format!("addresses of {}", counted(addresses, "block")));
     if ooms > 0 {
         parts.push(counted(ooms, "refused request"));
     }

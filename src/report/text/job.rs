@@ -64,24 +64,11 @@ fn roles(live: &LiveByRole, peak_bytes: u64, style: Style) -> String {
         .collect();
     rows.sort_by_key(|(_, at_peak, own)| std::cmp::Reverse((*at_peak, *own)));
     for (role, at_peak, own) in rows {
-        let name = format!("    {}", role_name(role));
+        let name = format!("    {}", role.name());
         grid.row([name, Bytes(at_peak).to_string(), Bytes(own).to_string()], String::new());
     }
     out.push_str(&grid.render(style));
     out
-}
-
-fn role_name(role: Role) -> &'static str {
-    match role {
-        Role::Unknown => "unknown",
-        Role::Parameter => "parameter",
-        Role::Gradient => "gradient",
-        Role::Optimizer => "optimizer",
-        Role::Activation => "activation",
-        Role::Checkpoint => "checkpoint",
-        Role::Temporary => "temporary",
-        Role::Communication => "communication",
-    }
 }
 
 /// Shapes and GPUs by name, and the descriptions that ship.

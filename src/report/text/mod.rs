@@ -1,9 +1,15 @@
 //! One screen of text for people: numbers to the right, sizes with two decimals, at most 80 columns
 //! wide where the content allows, colour only when asked for.
 
+mod advise;
+mod anonymize;
+mod check;
 mod chunk_steps;
 mod chunks;
 mod compare;
+mod diff;
+mod explain;
+mod explain_message;
 mod grid;
 mod info;
 mod job;
@@ -15,14 +21,21 @@ mod run;
 mod stalloc;
 mod verify;
 
+pub use advise::{Warning, advise};
+pub use anonymize::anonymized;
+pub use check::{check, check_markdown, figure_line};
 pub use chunks::chunks;
 pub use compare::{TraceComparison, compare, compare_markdown};
+pub use diff::{diff_results, diff_traces};
+pub use explain::explain;
+pub use explain_message::{ExplainedText, explain_text};
 pub use info::{FileFacts, info};
 pub use job::{generated, job_choices};
 pub use lint::{Effect, effects, lint};
 pub use list::{TraceFormatInfo, list};
 pub use plan::{capacity_reason, plan, plans};
 pub use run::{TraceRuns, run};
+pub(super) use run::{capacity, notes, refusal_note, setup, trace_line};
 pub use stalloc::stalloc_log;
 pub use verify::{VerifyTally, predictions, verify, verify_legend, verify_summary};
 
@@ -66,8 +79,12 @@ impl Style {
 /// Text from a file, without the control characters that could drive a terminal and the marks that
 /// turn the direction of writing.
 pub fn printable(text: &str) -> Cow<'_, str> {
-    let drives_terminal =
-        |c: char| c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let drives_terminal = |c: char| {
+        let turns = matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+        // No letters: a mark of byte order, and what stands for none.
+        let is_mark = matches!(c, '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{fffe}' | '\u{ffff}');
+        c.is_control() || turns || is_mark
+    };
     if text.contains(drives_terminal) {
         Cow::Owned(text.replace(drives_terminal, ""))
     } else {
@@ -76,7 +93,7 @@ pub fn printable(text: &str) -> Cow<'_, str> {
 }
 
 /// A fraction of one as percent: `34.2%`.
-fn percent(fraction: f64) -> String {
+pub(super) fn percent(fraction: f64) -> String {
     format!("{:.1}%", 100.0 * fraction)
 }
 
@@ -95,7 +112,7 @@ fn rate(per_second: f64) -> String {
 }
 
 /// A duration in three digits: `1.23 s`, `45.6 ms`, `0 ns`.
-fn duration(ns: u64) -> String {
+pub(super) fn duration(ns: u64) -> String {
     let value = ns as f64;
     let (scale, unit) = match value {
         v if v < 999.5 => (1.0, "ns"),
@@ -118,14 +135,14 @@ fn three_digits(value: f64, whole: bool) -> String {
 
 /// The one unit of all sizes in a table, so that they can be compared at a glance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct SizeUnit {
-    name: &'static str,
-    bytes: u64,
+pub(super) struct SizeUnit {
+    pub(super) name: &'static str,
+    pub(super) bytes: u64,
 }
 
 impl SizeUnit {
     /// The unit that fits the largest size of a table: GiB from 1 GiB on, else MiB, else KiB.
-    fn fitting(largest_bytes: u64) -> SizeUnit {
+    pub(super) fn fitting(largest_bytes: u64) -> SizeUnit {
         match largest_bytes {
             GIB.. => SizeUnit { name: "GiB", bytes: GIB },
             MIB.. => SizeUnit { name: "MiB", bytes: MIB },
@@ -133,11 +150,11 @@ impl SizeUnit {
         }
     }
 
-    fn cell(self, size_bytes: u64) -> String {
+    pub(super) fn cell(self, size_bytes: u64) -> String {
         format!("{:.2}", size_bytes as f64 / self.bytes as f64)
     }
 
-    fn signed_cell(self, size_bytes: i64) -> String {
+    pub(super) fn signed_cell(self, size_bytes: i64) -> String {
         let sign = if size_bytes < 0 { "-" } else { "" };
         format!("{sign}{}", self.cell(size_bytes.unsigned_abs()))
     }

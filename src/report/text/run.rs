@@ -46,7 +46,7 @@ pub fn run(runs: &TraceRuns<'_>, style: Style) -> String {
     if let (Some(result), Some(bytes)) = (recorded, runs.recorded_reserved_bytes_peak)
         && result.peaks.reserved_bytes_peak != bytes
     {
-        out.push_str(&recorded_line(bytes));
+        out.push_str(&recorded_line(bytes, &result.trace.source));
     }
     if let Some(note) = refusal_note(runs.recorded_refusal, runs.results.iter().copied()) {
         out.push_str(&under_row(&[note]));
@@ -55,18 +55,20 @@ pub fn run(runs: &TraceRuns<'_>, style: Style) -> String {
 }
 
 /// What to think of a run that is no copy of the recorded one.
-fn recorded_line(recorded_bytes: u64) -> String {
-    let text = format!(
-        "the recorded run reserved {}: its limit or device may not be known here, or it hangs on \
-         addresses (--address-seeds)",
-        Bytes(recorded_bytes)
-    );
+fn recorded_line(recorded_bytes: u64, source: &str) -> String {
+    let why = match source.split(' ').next() {
+        Some("kineto") => "a profile shows neither its streams nor sizes before rounding",
+        _ => {
+            "its limit or device may not be known here, or it hangs on addresses (--address-seeds)"
+        }
+    };
+    let text = format!("the recorded run reserved {}: {why}", Bytes(recorded_bytes));
     wrapped("  ", &text, "    ")
 }
 
 /// What an `ok` is worth if the recorded run was refused something: event and bytes. Nothing if it
 /// was not, or no result is `ok`.
-pub(super) fn refusal_note<'a>(
+pub(in crate::report) fn refusal_note<'a>(
     refusal: Option<(u64, u64)>,
     mut results: impl Iterator<Item = &'a RunResult>,
 ) -> Option<String> {
@@ -93,6 +95,7 @@ fn split_line(split: &Split) -> String {
     let at = match split.at {
         SplitAt::ReservedPeak => "the reserved peak",
         SplitAt::Oom => "the first refusal",
+        SplitAt::Event => "the moment asked for",
     };
     let kinds = [
         (split.internal_bytes, "internal"),
@@ -141,7 +144,11 @@ fn cost(steps: &[&StepTime]) -> String {
 }
 
 /// `llama-1b: 231,791 events, 1 stream, torch_snapshot 2.11.0+cu130, 71.2% of its history`
-pub(super) fn trace_line(result: &RunResult, share_is_bound: bool, style: Style) -> String {
+pub(in crate::report) fn trace_line(
+    result: &RunResult,
+    share_is_bound: bool,
+    style: Style,
+) -> String {
     let trace = &result.trace;
     let mut parts = vec![counted(trace.events, "event"), counted(trace.streams, "stream")];
     if !trace.source.is_empty() {
@@ -176,7 +183,7 @@ fn device_line(result: &RunResult, settings: Option<&str>) -> String {
 }
 
 /// `139.80 GiB`, or `unlimited`
-pub(super) fn capacity(result: &RunResult) -> String {
+pub(in crate::report) fn capacity(result: &RunResult) -> String {
     let bytes = result.device.capacity_bytes;
     bytes.map_or_else(|| "unlimited".to_owned(), |bytes| Bytes(bytes).to_string())
 }
@@ -189,7 +196,7 @@ pub(super) fn costs(result: &RunResult) -> String {
 }
 
 /// What was replayed on, in parts: device, settings, limit.
-pub(super) fn setup(
+pub(in crate::report) fn setup(
     result: &RunResult,
     capacity: Option<&str>,
     settings: Option<&str>,
@@ -273,7 +280,7 @@ pub(super) fn calls_cell(calls: u64) -> String {
 }
 
 /// What went wrong, in sentences.
-pub(super) fn notes(result: &RunResult) -> Vec<String> {
+pub(in crate::report) fn notes(result: &RunResult) -> Vec<String> {
     match result.outcome.status {
         Status::Ok => start(result),
         Status::Oom => [start(result), vec![oom(result)]].concat(),

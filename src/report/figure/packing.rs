@@ -1,10 +1,9 @@
-//! Figures as SVG.
-//!
-//! [`packing_svg`] draws a packing: time to the right, offsets upwards, a rectangle a buffer,
-//! coloured by how long it lives; above it the height, the bound, and the bytes that are live.
+//! A packing: time to the right, offsets upwards, a rectangle a buffer, coloured by how long it
+//! lives; above it the height, the bound, and the bytes that are live.
 
 use plotters::prelude::*;
 
+use super::FigureError;
 use crate::plan::{Buffer, Packing, Problem};
 use crate::units::{Bytes, GIB, MIB};
 
@@ -27,11 +26,6 @@ const LIVES: [RGBColor; 6] = [
     RGBColor(41, 118, 142),
 ];
 
-/// A figure could not be drawn.
-#[derive(Debug, thiserror::Error)]
-#[error("the figure could not be drawn: {0}")]
-pub struct FigureError(String);
-
 /// What a figure says in words.
 #[derive(Clone, Debug, Default)]
 pub struct PackingLabels {
@@ -52,8 +46,7 @@ pub fn packing_svg(
     labels: &PackingLabels,
 ) -> Result<String, FigureError> {
     let mut svg = String::new();
-    draw(&mut svg, problem, packing, pool, labels)
-        .map_err(|error| FigureError(error.to_string()))?;
+    draw(&mut svg, problem, packing, pool, labels).map_err(FigureError::new)?;
     Ok(svg)
 }
 
