@@ -16,17 +16,21 @@ use super::console::Console;
 use super::input;
 use super::output;
 use super::progress::Progress;
+use super::report_dir::{ReportArgs, ReportCell, ReportDir};
 use super::setup::{self, CellArgs, ReadArgs, SetupArgs, parse_size};
 use crate::alloc::registry;
 use crate::alloc::spec::{AllocSpec, SpecError};
 use crate::device::CostProfile;
 use crate::engine::{
-    self, CapacitySearch, CompareCell, Compared, Order, Prepared, RunError, RunOptions,
+    self, CapacitySearch, CompareCell, Compared, Observed, Order, Prepared, RunError, RunOptions,
 };
 use crate::import::ReadOptions;
+use crate::report::html::IndexEntry;
 use crate::report::json;
 use crate::report::table::{self, TableFormat};
 use crate::report::text::{self, Style, TraceComparison};
+use crate::trace::Trace;
+use crate::units::Bytes;
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -35,6 +39,8 @@ Examples:
   fraglab compare --trace runs/*.pickle.gz --alloc caching,expandable,native -o results.csv
   fraglab compare --trace job.json --alloc caching,expandable --capacity 80GiB,40GiB
   fraglab compare --trace job.json --capacity auto,80GiB --sort capacity --format md
+  fraglab compare --trace job.json --alloc caching,expandable,stitch --report report
+      a page to look at: report/index.html
   fraglab compare --trace job.json --format json | jq '.[] | .smallest_capacity.capacity_bytes'
 
 The table, a row an allocator and capacity: reserved peak is what the allocator held of the device, \
@@ -102,6 +108,9 @@ pub(super) struct Args {
     /// every run.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+
+    #[command(flatten)]
+    report: ReportArgs,
 
     #[command(flatten)]
     reading: ReadArgs,
@@ -248,6 +257,7 @@ struct Plan {
     options: RunOptions,
     order: Order,
     outputs: Outputs,
+    report: Option<ReportDir>,
     gpu: Option<u32>,
     quiet: bool,
 }
@@ -257,7 +267,10 @@ impl Plan {
         let (traces, mut specs) = args.cells.paths_and_specs()?;
         let ReadArgs { gpu, quiet } = args.reading;
         let outputs = Outputs::plan(args.format, args.output, args.json, quiet)?;
-        output::check_places(&traces, outputs.paths())?;
+        let report = args.report.plan(&traces)?;
+        let report_files = report.as_ref().map(ReportDir::paths).unwrap_or_default();
+        let report_files = report_files.iter().map(PathBuf::as_path);
+        output::check_places(&traces, outputs.paths().chain(report_files))?;
         let by_default = specs.is_empty();
         if by_default {
             specs = default_specs()?;
@@ -288,8 +301,23 @@ impl Plan {
             options,
             order: args.sort.into(),
             outputs,
+            report,
             gpu,
             quiet,
+        })
+    }
+}
+
+impl Plan {
+    /// The cell that a row is of.
+    fn cell_of(&self, row: &Compared) -> Option<&CompareCell> {
+        let mut devices: Vec<Option<u64>> = Vec::new();
+        self.cells.iter().find(|cell| {
+            if !devices.contains(&cell.capacity_bytes) {
+                devices.push(cell.capacity_bytes);
+            }
+            // Cells of one device stand together, in the order of the groups.
+            devices.len() == row.group + 1 && cell.spec.to_string() == row.result.allocator.name
         })
     }
 }
@@ -317,6 +345,8 @@ struct TraceRows {
     share_is_bound: bool,
     recorded_refusal: Option<(u64, u64)>,
     rows: Vec<Compared>,
+    /// The page written for it.
+    report: Option<IndexEntry>,
     /// Cells that could not be done.
     errors: Vec<anyhow::Error>,
 }
@@ -337,6 +367,14 @@ pub(super) fn execute(args: Args, console: &Console) -> anyhow::Result<Verdict> 
     tell_apart(&mut traces);
     if traces.iter().any(|(_, trace)| !trace.rows.is_empty()) {
         let traces: Vec<TraceRows> = traces.into_iter().map(|(_, trace)| trace).collect();
+        if let Some(dir) = &plan.report {
+            let named = |trace: &TraceRows| {
+                let name = trace.rows.first()?.result.trace.name.clone();
+                Some(IndexEntry { name, ..trace.report.clone()? })
+            };
+            let entries = traces.iter().filter_map(named);
+            dir.write_index(&entries.collect::<Vec<_>>())?;
+        }
         write_all(&plan.outputs, &traces, console)?;
     }
     Ok(verdict)
@@ -345,13 +383,17 @@ pub(super) fn execute(args: Args, console: &Console) -> anyhow::Result<Verdict> 
 fn compare_all(plan: &Plan) -> Vec<anyhow::Result<TraceRows>> {
     let cells = plan.traces.len().saturating_mul(plan.cells.len());
     let progress = Progress::over_cells(&plan.traces, cells, plan.quiet);
-    let options = progress.read_options(plan.gpu);
+    let options = ReadOptions {
+        limit_is_told: plan.options.limit_bytes.is_some(),
+        ..progress.read_options(plan.gpu)
+    };
     // A thread that waits for its cells may begin another trace, so that their number would have no
     // bound but for the parts.
-    let parts = plan.traces.chunks(rayon::current_num_threads().max(1));
+    let places: Vec<(usize, &PathBuf)> = plan.traces.iter().enumerate().collect();
+    let parts = places.chunks(rayon::current_num_threads().max(1));
     let compared = parts.flat_map(|part| {
-        let part = part.par_iter().map(|path| {
-            let rows = compare_one(plan, path, &options, &progress);
+        let part = part.par_iter().map(|&(place, path)| {
+            let rows = compare_one(plan, (place, path), &options, &progress);
             if rows.is_err() {
                 progress.cells_done(plan.cells.len(), String::new());
             }
@@ -364,7 +406,7 @@ fn compare_all(plan: &Plan) -> Vec<anyhow::Result<TraceRows>> {
 
 fn compare_one(
     plan: &Plan,
-    path: &Path,
+    (place, path): (usize, &Path),
     options: &ReadOptions,
     progress: &Progress,
 ) -> anyhow::Result<TraceRows> {
@@ -386,14 +428,53 @@ fn compare_one(
         }
     }
     plan.order.sort(&mut rows);
+    let report = plan.report.as_ref().map(|dir| {
+        let written = write_report(dir, plan, place, trace, &prepared, &rows);
+        written.with_context(|| path.display().to_string())
+    });
     Ok(TraceRows {
         rows,
+        report: report.transpose()?.flatten(),
         errors,
         recorded_refusal: trace.first_attempt(),
         share_is_bound: trace.header.history.share_is_bound(),
         settings: plan.options.settings.clone().or_else(|| trace.header.settings.clone()),
         warnings: imported.warnings,
     })
+}
+
+/// Writes the page of a trace. What a page shows beside the results is seen in one more replay a
+/// cell.
+fn write_report(
+    dir: &ReportDir,
+    plan: &Plan,
+    place: usize,
+    trace: &Trace,
+    prepared: &Prepared<'_>,
+    rows: &[Compared],
+) -> anyhow::Result<Option<IndexEntry>> {
+    let observe = ReportDir::observe(rows.len());
+    let watched = rows.par_iter().map(|row| {
+        let cell = plan.cell_of(row).context("a row without a cell")?;
+        let mut observed = prepared.run(&cell.spec, cell.capacity_bytes, observe)?;
+        observed.result = row.result.clone();
+        Ok((cell, row, observed))
+    });
+    let watched: Vec<(&CompareCell, &Compared, Observed)> =
+        watched.collect::<anyhow::Result<_>>()?;
+    let several_devices = rows.iter().any(|row| row.group != rows[0].group);
+    let cells = watched.iter().map(|(cell, row, observed)| {
+        let capacity = cell.capacity_bytes.filter(|_| several_devices);
+        let name = cell.spec.to_string();
+        ReportCell {
+            spec: &cell.spec,
+            capacity_bytes: cell.capacity_bytes,
+            label: capacity.map_or(name.clone(), |bytes| format!("{name}, {}", Bytes(bytes))),
+            observed,
+            compared: Some(row),
+        }
+    });
+    dir.write(place, trace, &plan.options, &cells.collect::<Vec<_>>())
 }
 
 /// Tells warnings, and errors of single cells.

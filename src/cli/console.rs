@@ -73,7 +73,7 @@ impl Console {
 }
 
 /// An error and its causes, without those that it already spells out.
-fn one_line(error: &anyhow::Error) -> String {
+pub(super) fn one_line(error: &anyhow::Error) -> String {
     let mut causes = error.chain().map(ToString::to_string);
     let first = causes.next().unwrap_or_default();
     causes.fold(

@@ -35,21 +35,8 @@ Exit codes: 0 good, 2 it could not be done.";
 #[derive(Debug, clap::Args)]
 #[command(after_help = AFTER_HELP)]
 pub(super) struct Args {
-    /// A trace of any format, told by content; `-` is standard input
-    #[arg(value_name = "IN")]
-    input: PathBuf,
-
-    /// The file to write; its name says the format. `-` is standard output, with --to
-    #[arg(value_name = "OUT")]
-    output: PathBuf,
-
-    /// The format on standard output; `stalloc` also for a file
-    #[arg(long, value_enum, value_name = "FORMAT")]
-    to: Option<Format>,
-
-    /// Which GPU of a snapshot with several
-    #[arg(long, value_name = "N")]
-    gpu: Option<u32>,
+    #[command(flatten)]
+    files: InOut,
 
     /// Give the trace another name
     #[arg(long, value_name = "NAME")]
@@ -58,6 +45,26 @@ pub(super) struct Args {
     /// Say which strategies the job used: recompute, offload, zero3, ... with commas between
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     strategies: Option<Vec<String>>,
+}
+
+/// What is read and what is written.
+#[derive(Debug, clap::Args)]
+pub(super) struct InOut {
+    /// A trace of any format, told by content; `-` is standard input
+    #[arg(value_name = "IN")]
+    pub(super) input: PathBuf,
+
+    /// The file to write; its name says the format. `-` is standard output, with --to
+    #[arg(value_name = "OUT")]
+    pub(super) output: PathBuf,
+
+    /// The format on standard output; `stalloc` also for a file
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    pub(super) to: Option<Format>,
+
+    /// Which GPU of a snapshot with several
+    #[arg(long, value_name = "N")]
+    pub(super) gpu: Option<u32>,
 }
 
 /// A format that can be written.
@@ -92,11 +99,11 @@ impl Format {
 pub(super) fn execute(args: &Args, console: &Console) -> anyhow::Result<Verdict> {
     check(args)?;
     let mut imported = {
-        let progress = Progress::over(std::slice::from_ref(&args.input), false);
-        input::read(&args.input, &progress.read_options(args.gpu))?
+        let progress = Progress::over(std::slice::from_ref(&args.files.input), false);
+        input::read(&args.files.input, &progress.read_options(args.files.gpu))?
     };
     for warning in &imported.warnings {
-        console.warn(&args.input, warning);
+        console.warn(&args.files.input, warning);
     }
     if let Some(name) = &args.name {
         imported.trace.header.name.clone_from(name);
@@ -104,7 +111,7 @@ pub(super) fn execute(args: &Args, console: &Console) -> anyhow::Result<Verdict>
     if let Some(strategies) = &args.strategies {
         imported.trace.header.strategies.clone_from(strategies);
     }
-    put(&imported.trace, &args.output, args.to, console)?;
+    put(&imported.trace, &args.files.output, args.files.to, console)?;
     Ok(Verdict::Good)
 }
 
@@ -118,10 +125,7 @@ pub(super) fn put(
     to: Option<Format>,
     console: &Console,
 ) -> anyhow::Result<()> {
-    let (warnings, written_bytes) = match to {
-        Some(format) if is_stdio(output) => write_stdout(trace, format)?,
-        to => (write(trace, output, to)?, input::size_on_disk(output)),
-    };
+    let (warnings, written_bytes) = put_quietly(trace, output, to)?;
     for warning in &warnings {
         console.warn(output, warning);
     }
@@ -131,9 +135,25 @@ pub(super) fn put(
     Ok(())
 }
 
+/// Writes a trace to a file or to standard output; tells nothing, but gives the warnings and how
+/// many bytes were written.
+///
+/// # Errors
+/// If it cannot be written; nothing is left half written.
+pub(super) fn put_quietly(
+    trace: &Trace,
+    output: &Path,
+    to: Option<Format>,
+) -> anyhow::Result<(Vec<String>, Option<u64>)> {
+    match to {
+        Some(format) if is_stdio(output) => write_stdout(trace, format),
+        to => Ok((write(trace, output, to)?, input::size_on_disk(output))),
+    }
+}
+
 fn check(args: &Args) -> anyhow::Result<()> {
-    check_format(&args.output, args.to)?;
-    output::refuse_overwrite(std::slice::from_ref(&args.input), &args.output)
+    check_format(&args.files.output, args.files.to)?;
+    output::refuse_overwrite(std::slice::from_ref(&args.files.input), &args.files.output)
 }
 
 /// Refuses an output whose format nothing says, or two things say.

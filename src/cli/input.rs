@@ -2,15 +2,20 @@
 
 use std::error::Error;
 use std::fmt;
+use std::io::{self, Cursor, Read as _};
 use std::path::{Path, PathBuf};
 
 use crate::alloc::caching::ConfigError;
+use crate::experiment::DescriptionError;
 use crate::import::{
-    ImportError, Imported, MinimallocCsv, ReadOptions, open_input, read_input, read_minimalloc_csv,
-    read_trace, trace_name,
+    ImportError, Imported, MemoryText, MinimallocCsv, ReadOptions, open_input, read_input,
+    read_minimalloc_csv, trace_name,
 };
-use crate::trace::{TextError, TraceFormat};
+use crate::trace::{FileError, Input, TextError, TraceFormat};
 use crate::workload::{JobError, Place};
+
+/// How much of a text is looked at to tell what else than a trace it may be.
+const TEXT_HEAD_BYTES: u64 = 1 << 20;
 
 /// The files of a command that answers for each of them.
 #[derive(Debug, clap::Args)]
@@ -33,7 +38,60 @@ pub(super) struct Files {
 /// # Errors
 /// One line that begins with the file name.
 pub(super) fn read(path: &Path, options: &ReadOptions) -> Result<Imported, ReadFailure> {
-    read_trace(path, options).map_err(|error| ReadFailure::new(path, &error))
+    let input = open_input(path, options).map_err(|error| ReadFailure::new(path, &error.into()))?;
+    read_opened(path, input, options)
+}
+
+/// Reads a trace from what is opened; `path` names it.
+///
+/// # Errors
+/// One line that begins with the file name.
+pub(super) fn read_opened(
+    path: &Path,
+    mut input: Input,
+    options: &ReadOptions,
+) -> Result<Imported, ReadFailure> {
+    let wrong = |error: ImportError| ReadFailure::new(path, &error);
+    let head = text_head(path, &mut input).map_err(|error| wrong(error.into()))?;
+    read_input(path, input, options).map_err(|error| {
+        let in_first_line = text_error(&error).is_some_and(|error| is_first_line(error, &head));
+        match in_first_line && tells_of_memory(&head) {
+            true => ReadFailure::of_memory_text(path),
+            false => wrong(error),
+        }
+    })
+}
+
+/// The beginning of what is told to be a trace in text form, which then stands to be read again;
+/// nothing of other formats.
+fn text_head(path: &Path, input: &mut Input) -> Result<String, FileError> {
+    if input.format().ok() != Some(TraceFormat::Text) {
+        return Ok(String::new());
+    }
+    let mut head = Vec::new();
+    let read = input.reader.by_ref().take(TEXT_HEAD_BYTES).read_to_end(&mut head);
+    read.map_err(|source| FileError { path: path.display().to_string(), source })?;
+    let text = String::from_utf8_lossy(&head).into_owned();
+    let rest = std::mem::replace(&mut input.reader, Box::new(io::empty()));
+    input.reader = Box::new(Cursor::new(head).chain(rest));
+    Ok(text)
+}
+
+/// Whether a text is about memory. A trace may quote a message in its comments.
+fn tells_of_memory(head: &str) -> bool {
+    let lines: Vec<&str> = head.lines().filter(|line| !is_comment(line)).collect();
+    !MemoryText::read(&lines.join("\n")).is_empty()
+}
+
+fn is_comment(line: &str) -> bool {
+    line.trim_start().starts_with('#')
+}
+
+/// Whether nothing before the place of an error says anything: what is wrong there already may be
+/// no trace at all.
+fn is_first_line(error: &TextError, head: &str) -> bool {
+    let says = |line: &str| !line.trim().is_empty() && !is_comment(line);
+    head.lines().position(says).is_some_and(|line| line as u64 + 1 == u64::from(error.line))
 }
 
 /// What `plan` can pack.
@@ -63,7 +121,7 @@ pub(super) fn read_plannable(path: &Path, options: &ReadOptions) -> Result<Plann
         let name = trace_name(path).unwrap_or_else(|| path.display().to_string());
         return Ok(Plannable::Buffers { name, csv });
     }
-    let imported = read_input(path, input, options).map_err(wrong)?;
+    let imported = read_opened(path, input, options)?;
     Ok(Plannable::Trace(Box::new(imported)))
 }
 
@@ -80,6 +138,16 @@ impl ReadFailure {
         ReadFailure { message: located(path, error), excerpt }
     }
 
+    /// A text about memory where a trace was expected.
+    fn of_memory_text(path: &Path) -> ReadFailure {
+        let file = path.display();
+        let message = format!(
+            "{file}: the text of an out-of-memory message or a log about memory, no trace: \
+             `fraglab explain {file}` explains it"
+        );
+        ReadFailure { message, excerpt: None }
+    }
+
     /// A settings string that is not accepted.
     pub(super) fn of_settings(error: &ConfigError) -> ReadFailure {
         let message = format!("settings, character {}: {}", error.position, error.message);
@@ -91,6 +159,12 @@ impl ReadFailure {
         let separator = if matches!(error.place, Place::Text { .. }) { "" } else { " " };
         let message = format!("{}:{separator}{error}", path.display());
         ReadFailure { message, excerpt: error.excerpt() }
+    }
+
+    /// The description of an experiment that is not accepted.
+    pub(super) fn of_description(path: &Path, error: &DescriptionError) -> ReadFailure {
+        let message = format!("{}:{error}", path.display());
+        ReadFailure { message, excerpt: Some(error.excerpt()) }
     }
 
     /// The line that is wrong, with a caret under the place.

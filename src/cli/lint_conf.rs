@@ -20,6 +20,7 @@ Examples:
   fraglab lint-conf max_split_size_mb:128,expandable_segments:True
   fraglab lint-conf garbage_collection_threshold:0.8,per_process_memory_fraction:0.9 --total 80GiB
   fraglab lint-conf --torch 2.9.1 --env PYTORCH_ALLOC_CONF expandable_segments:True
+  fraglab lint-conf \"export PYTORCH_CUDA_ALLOC_CONF='expandable_segments:True'\"
   echo \"$PYTORCH_CUDA_ALLOC_CONF\" | fraglab lint-conf - --json | jq -r '.traps[].id'
 
 Exit codes: 0 PyTorch accepts the string, whatever its traps, 2 it refuses it, or the string asks \
@@ -52,7 +53,8 @@ pub(super) struct Args {
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     limit: Option<Bytes>,
 
-    /// The environment variable that holds the string: adds what goes wrong with its name
+    /// The environment variable that holds the string: adds what goes wrong with its name; by
+    /// default the one that the string is assigned to, as in PYTORCH_ALLOC_CONF=...
     #[arg(long, value_enum, value_name = "NAME")]
     env: Option<Variable>,
 
@@ -125,8 +127,8 @@ pub(super) fn execute(args: &Args, console: &Console) -> anyhow::Result<Verdict>
         "-" => read_stdin()?,
         typed => typed.to_owned(),
     };
-    let settings = settings.trim();
-    let variable = args.env.map(SettingsVariable::from);
+    let (assigned, settings) = without_assignment(settings.trim());
+    let variable = args.env.or(assigned).map(SettingsVariable::from);
     let circumstances = Circumstances {
         version: args.torch,
         device_total_bytes: args.total.map(|size| size.0),
@@ -142,6 +144,20 @@ pub(super) fn execute(args: &Args, console: &Console) -> anyhow::Result<Verdict>
     };
     console.print(&text)?;
     Ok(Verdict::Good)
+}
+
+/// A string as pasted from a shell, `export PYTORCH_CUDA_ALLOC_CONF='...'`: the variable, and what
+/// it is set to.
+fn without_assignment(typed: &str) -> (Option<Variable>, &str) {
+    let exported = typed.strip_prefix("export").filter(|rest| rest.starts_with([' ', '\t']));
+    let assigned = exported.unwrap_or(typed).trim_start().split_once('=');
+    let found = assigned
+        .and_then(|(name, value)| Some((Variable::from_str(name, false).ok()?, value.trim())));
+    let Some((variable, value)) = found else { return (None, typed) };
+    let unquoted = ['"', '\'']
+        .into_iter()
+        .find_map(|quote| value.strip_prefix(quote).and_then(|value| value.strip_suffix(quote)));
+    (Some(variable), unquoted.unwrap_or(value))
 }
 
 fn read_stdin() -> anyhow::Result<String> {

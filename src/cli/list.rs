@@ -25,13 +25,20 @@ pub(super) struct Args {
 }
 
 /// The formats, in the order in which people meet them.
-const FORMATS: [TraceFormatInfo; 6] = [
+const FORMATS: [TraceFormatInfo; 7] = [
     TraceFormatInfo {
         name: "pickle",
         files: "NAME.pickle",
         read: true,
         written: false,
         summary: "snapshot of PyTorch's allocator",
+    },
+    TraceFormatInfo {
+        name: "kineto",
+        files: "NAME.json",
+        read: true,
+        written: false,
+        summary: "trace of PyTorch's profiler",
     },
     TraceFormatInfo {
         name: "rmm",

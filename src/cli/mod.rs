@@ -15,10 +15,16 @@
 //! Every error is one line on standard error, `fraglab: FILE: message`; an error in a text trace or
 //! a settings string is followed by the line it stands in and a caret. A closed pipe is no error.
 
+mod advise;
+mod anonymize;
+mod check;
 mod compare;
 mod console;
 mod convert;
+mod diff;
 mod expectations;
+mod experiment;
+mod explain;
 mod r#gen;
 mod info;
 mod input;
@@ -30,6 +36,7 @@ mod output;
 mod plan;
 mod plan_chunks;
 mod progress;
+mod report_dir;
 mod run;
 mod setup;
 mod verify;
@@ -50,8 +57,16 @@ const AFTER_HELP: &str = "\
 Examples:
   fraglab run --trace snapshot.pickle --alloc caching,native
       what PyTorch's allocator would reserve, and what one device malloc per tensor would
+  fraglab explain oom.txt
+      whether an out-of-memory message, or a snapshot, is about fragmentation, and what would help
+  fraglab advise snapshot.pickle
+      the PYTORCH_CUDA_ALLOC_CONF line to paste, what it saves and what it costs
   fraglab compare --trace snapshot.pickle
       every allocator side by side, and the smallest device on which each completes
+  fraglab check --baseline traces/baseline.json
+      in CI: fails if a figure of these traces grew
+  fraglab diff before.pickle after.pickle
+      which call sites and phases explain the difference between two runs
   fraglab plan snapshot.pickle -o plan.json
       where every block would lie if all lives were known ahead
   fraglab verify snapshot.pickle
@@ -94,6 +109,16 @@ enum Command {
     Run(run::Args),
     /// Show allocators side by side, and the smallest device on which each completes
     Compare(compare::Args),
+    /// Tell whether running out of memory was fragmentation, which kind, and what would help
+    Explain(explain::Args),
+    /// Search the settings of PyTorch's allocator that need least memory for a trace
+    Advise(advise::Args),
+    /// Fail if traces need more memory than a committed baseline says: a gate for CI
+    Check(check::Args),
+    /// Tell what sets two recordings apart, or two results: which sites and phases explain it
+    Diff(diff::Args),
+    /// Run every cell of a description, and write results, figures and a report
+    Experiment(experiment::Args),
     /// Pack a trace's blocks or a CSV's buffers ahead of time, and tell how far from the best
     Plan(plan::Args),
     /// Tell which chunk size suits a model on a machine, for PatrickStar's manager
@@ -106,6 +131,8 @@ enum Command {
     Gen(r#gen::Args),
     /// Write a trace in another format
     Convert(convert::Args),
+    /// Write a trace without what tells whose it is, to attach it to a public issue
+    Anonymize(anonymize::Args),
     /// Tell what a settings string of PyTorch's allocator does, and its traps
     LintConf(lint_conf::Args),
     /// List the allocators with their parameters, the cost profiles and the trace formats
@@ -157,13 +184,19 @@ fn execute(cli: Cli, console: &Console) -> anyhow::Result<Verdict> {
     match cli.command {
         Command::Run(args) => run::execute(args, console),
         Command::Compare(args) => compare::execute(args, console),
+        Command::Advise(args) => advise::execute(args, console),
+        Command::Check(args) => check::execute(args, console),
         Command::Plan(args) => plan::execute(args, console),
         Command::PlanChunks(args) => plan_chunks::execute(&args, console),
         Command::Verify(args) => verify::execute(&args, console),
         Command::Info(args) => info::execute(&args, console),
+        Command::Explain(args) => explain::execute(&args, console),
         Command::Gen(args) => r#gen::execute(&args, console),
         Command::Convert(args) => convert::execute(&args, console),
+        Command::Experiment(args) => experiment::execute(&args, console),
+        Command::Anonymize(args) => anonymize::execute(&args, console),
         Command::LintConf(args) => lint_conf::execute(&args, console),
+        Command::Diff(args) => diff::execute(args, console),
         Command::List(args) => list::execute(&args, console),
     }
 }

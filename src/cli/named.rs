@@ -24,18 +24,18 @@ use crate::plan::stalloc::files::{PlanFile, SpareFile};
 /// # Errors
 /// The first file that cannot be read, with the specification that names it.
 pub(super) fn read(specs: &[AllocSpec], options: &mut RunOptions) -> anyhow::Result<()> {
-    for spec in specs.iter().filter(|spec| spec.name == planned::NAME) {
-        for (key, name) in &spec.params {
+    for spec in specs {
+        for (key, name) in planned::files(spec) {
             let named = || format!("{spec}");
-            match key.as_str() {
+            match key {
                 "trace" if !options.profiles.contains_key(name) => {
                     let trace = input::read(Path::new(name), &ReadOptions::default());
                     let trace = trace.with_context(named)?.trace;
-                    options.profiles.insert(name.clone(), Arc::new(trace));
+                    options.profiles.insert(name.to_owned(), Arc::new(trace));
                 }
                 "plan" if !options.plans.contains_key(name) => {
                     let files = plan_files(Path::new(name)).with_context(named)?;
-                    options.plans.insert(name.clone(), Arc::new(files));
+                    options.plans.insert(name.to_owned(), Arc::new(files));
                 }
                 _ => {}
             }

@@ -33,6 +33,17 @@ impl Progress {
         Progress::new(files, cells, "cells", quiet)
     }
 
+    /// A bar over replays, the number of which may rise while they go on.
+    pub(super) fn over_replays(quiet: bool) -> Progress {
+        Progress::new(&[], 0, "replays", quiet)
+    }
+
+    /// So many replays are done, of those that are known to come.
+    pub(super) fn at(&self, done: u64, all: u64) {
+        self.bar.set_length(all);
+        self.bar.set_position(done);
+    }
+
     /// A sign of life for work whose end is not known, on a terminal.
     pub(super) fn spinner(what: &'static str) -> Progress {
         let bar = ProgressBar::new_spinner().with_message(what);
@@ -61,7 +72,7 @@ impl Progress {
     /// How to read these files so that the bar moves while one is read.
     pub(super) fn read_options(&self, gpu: Option<u32>) -> ReadOptions {
         let counter = (!self.bar.is_hidden()).then(|| Arc::clone(&self.read_bytes));
-        ReadOptions { gpu, progress: counter }
+        ReadOptions { gpu, progress: counter, limit_is_told: false }
     }
 
     /// One file is done.
@@ -86,8 +97,9 @@ fn style(read_bytes: Arc<AtomicU64>, total_bytes: u64, unit: &str) -> ProgressSt
         // A bar that cannot be drawn is no loss.
         let _ = write!(out, "{done} of {}", Bytes(total_bytes));
     };
+    let read_part = if total_bytes > 0 { "{read} read, " } else { "" };
     let template =
-        format!("{{bar:30}} {{pos}}/{{len}} {unit} done, {{read}} read, {{elapsed}} {{msg}}");
+        format!("{{bar:30}} {{pos}}/{{len}} {unit} done, {read_part}{{elapsed}} {{msg}}");
     ProgressStyle::with_template(&template)
         .unwrap_or_else(|_| ProgressStyle::default_bar())
         .with_key("read", read)

@@ -15,10 +15,13 @@ use super::expectations::{ExpectReport, Expected, place};
 use super::input;
 use super::output;
 use super::progress::Progress;
+use super::report_dir::{ReportArgs, ReportCell, ReportDir};
 use super::setup::{self, CellArgs, ReadArgs, SetupArgs, parse_size};
 use crate::alloc::spec::{AllocSpec, SpecError};
 use crate::engine::{self, Observe, Observed, RunOptions, RunResult, Status};
 use crate::import::ReadOptions;
+use crate::metrics::{EnvelopePoint, TimelineRow};
+use crate::report::html::IndexEntry;
 use crate::report::json;
 use crate::report::table::{self, Part, TableFormat};
 use crate::report::text::{self, TraceRuns};
@@ -33,6 +36,8 @@ Examples:
   fraglab run --trace job.json --pytorch-conf max_split_size_mb:128 --capacity 80GiB
   fraglab run --trace runs/*.pickle.gz --json - | jq '.[] | {n: .trace.name, f: .fragmentation}'
   fraglab run --trace traces/cases/*.txt --check-expect --quiet
+  fraglab run --trace snapshot.pickle --alloc caching,expandable --report report
+      a page to look at: report/index.html
   printf 'alloc a 100MiB\\nfree a\\n' | fraglab run --trace - --alloc native
 
 The table: requested is what the program asked for, allocated the same as rounded, reserved what the \
@@ -109,6 +114,14 @@ pub(super) struct Args {
     #[arg(long, value_name = "FILE")]
     timeline: Option<PathBuf>,
 
+    /// Write at most N rows to --timeline, whatever the number of events
+    ///
+    /// A row then stands for a stretch of events: it has the highest of each level in it, so that no
+    /// peak is lost, at the index and the time of its last event.
+    #[arg(long, value_name = "N", requires = "timeline")]
+    #[arg(value_parser = clap::value_parser!(u32).range(2..))]
+    timeline_points: Option<u32>,
+
     /// Print what another tool would after every step, in place of the tables
     ///
     /// stalloc: the lines of STAlloc, `dev0, iter3 : max_reserved:9.13, max_allocated:8.97,
@@ -128,6 +141,9 @@ pub(super) struct Args {
     /// Check every allocator after every event against an independent map of memory; slow
     #[arg(long)]
     paranoid: bool,
+
+    #[command(flatten)]
+    report: ReportArgs,
 
     #[command(flatten)]
     reading: ReadArgs,
@@ -173,6 +189,7 @@ struct Plan {
     json: Option<PathBuf>,
     decisions: Option<TableFile>,
     timeline: Option<TableFile>,
+    report: Option<ReportDir>,
     check_expect: bool,
     log_style: Option<LogStyle>,
     quiet: bool,
@@ -182,7 +199,10 @@ impl Plan {
     fn new(args: Args) -> anyhow::Result<Plan> {
         let (traces, mut specs) = args.cells.paths_and_specs()?;
         let outputs = [&args.json, &args.decisions, &args.timeline].map(Option::as_deref);
-        output::check_places(&traces, outputs.into_iter().flatten())?;
+        let report = args.report.plan(&traces)?;
+        let report_files = report.as_ref().map(ReportDir::paths).unwrap_or_default();
+        let report_files = report_files.iter().map(PathBuf::as_path);
+        output::check_places(&traces, outputs.into_iter().flatten().chain(report_files))?;
         if specs.is_empty() && !args.check_expect {
             specs.push(AllocSpec { name: "caching".to_owned(), params: Vec::new() });
         }
@@ -199,13 +219,16 @@ impl Plan {
             options,
             observe: Observe {
                 decisions: args.decisions.is_some(),
-                timeline: args.timeline.is_some(),
+                timeline: args.timeline.is_some() && args.timeline_points.is_none(),
+                envelope: args.timeline_points.map(|points| points as usize),
                 steps: args.log_style.is_some(),
+                map_blocks: None,
             },
             gpu: args.reading.gpu,
             json: args.json,
             decisions: TableFile::plan(args.decisions)?,
             timeline: TableFile::plan(args.timeline)?,
+            report,
             check_expect: args.check_expect,
             log_style: args.log_style,
             quiet: args.reading.quiet,
@@ -219,6 +242,16 @@ impl Plan {
 
     fn check_spec(&self, spec: &AllocSpec) -> Result<(), SpecError> {
         setup::check_spec(spec, &self.options, self.options.capacity_bytes)
+    }
+
+    /// What to watch in each of so many cells of a trace.
+    fn observe(&self, cells: usize) -> Observe {
+        if self.report.is_none() {
+            return self.observe;
+        }
+        let Observe { envelope, steps, map_blocks, .. } = ReportDir::observe(cells);
+        let envelope = self.observe.envelope.or(envelope);
+        Observe { envelope, steps, map_blocks, ..self.observe }
     }
 
     /// Whether nothing is asked to be other than it was recorded.
@@ -266,6 +299,8 @@ struct TraceRun {
     recorded_reserved_bytes_peak: Option<u64>,
     phases: Vec<String>,
     expectations: Vec<Expectation>,
+    /// The page written for it.
+    report: Option<IndexEntry>,
     cells: Vec<Cell>,
 }
 
@@ -333,6 +368,10 @@ fn tell_apart(runs: &mut [(&Path, TraceRun)]) {
     }
 }
 
+fn observed<'a>(runs: &'a [(&Path, TraceRun)]) -> impl Iterator<Item = &'a Observed> {
+    runs.iter().flat_map(|(_, run)| run.cells.iter().filter_map(|cell| cell.outcome.as_ref().ok()))
+}
+
 fn results<'a>(runs: &'a [(&Path, TraceRun)]) -> impl Iterator<Item = &'a RunResult> {
     runs.iter().flat_map(|(_, run)| run.cells.iter().filter_map(Cell::result))
 }
@@ -348,16 +387,24 @@ fn results_with_expectations<'a>(
 
 fn replay_all(plan: &Plan) -> Vec<anyhow::Result<TraceRun>> {
     let progress = Progress::over(&plan.traces, plan.quiet);
-    let options = progress.read_options(plan.gpu);
-    let runs = plan.traces.par_iter().map(|path| {
-        let run = replay(plan, path, &options);
+    let options = ReadOptions {
+        limit_is_told: plan.options.limit_bytes.is_some(),
+        ..progress.read_options(plan.gpu)
+    };
+    let runs = plan.traces.par_iter().enumerate().map(|(place, path)| {
+        let run = replay(plan, place, path, &options);
         progress.file_done();
         run
     });
     runs.collect()
 }
 
-fn replay(plan: &Plan, path: &Path, options: &ReadOptions) -> anyhow::Result<TraceRun> {
+fn replay(
+    plan: &Plan,
+    place: usize,
+    path: &Path,
+    options: &ReadOptions,
+) -> anyhow::Result<TraceRun> {
     let imported = input::read(path, options)?;
     let trace = &imported.trace;
     anyhow::ensure!(
@@ -365,14 +412,18 @@ fn replay(plan: &Plan, path: &Path, options: &ReadOptions) -> anyhow::Result<Tra
         "{}: has no expect lines to check",
         path.display()
     );
-    let cells = plan.specs_for(path, trace)?.into_par_iter().map(|spec| {
-        let outcome = engine::run(trace, &spec, &plan.options, plan.observe)
+    let specs = plan.specs_for(path, trace)?;
+    let observe = plan.observe(specs.len());
+    let cells = specs.into_par_iter().map(|spec| {
+        let outcome = engine::run(trace, &spec, &plan.options, observe)
             .with_context(|| path.display().to_string());
         Cell { spec, outcome }
     });
-    let cells = cells.collect();
+    let cells: Vec<Cell> = cells.collect();
+    let report = plan.report.as_ref().map(|dir| write_report(dir, plan, place, trace, &cells));
     Ok(TraceRun {
         cells,
+        report: report.transpose()?.flatten(),
         recorded_refusal: trace.first_attempt(),
         recorded_reserved_bytes_peak: trace
             .recorded_reserved_bytes_peak()
@@ -383,6 +434,26 @@ fn replay(plan: &Plan, path: &Path, options: &ReadOptions) -> anyhow::Result<Tra
         phases: imported.trace.phases,
         expectations: imported.trace.header.expectations,
     })
+}
+
+/// Writes the page of a trace with the allocators that could be replayed.
+fn write_report(
+    dir: &ReportDir,
+    plan: &Plan,
+    place: usize,
+    trace: &Trace,
+    cells: &[Cell],
+) -> anyhow::Result<Option<IndexEntry>> {
+    let replayed = cells.iter().filter_map(|cell| {
+        Some(ReportCell {
+            spec: &cell.spec,
+            capacity_bytes: None,
+            label: cell.spec.to_string(),
+            observed: cell.outcome.as_ref().ok()?,
+            compared: None,
+        })
+    });
+    dir.write(place, trace, &plan.options, &replayed.collect::<Vec<_>>())
 }
 
 /// Tells warnings, and errors of single allocators.
@@ -415,10 +486,26 @@ fn write_files(
         })?;
     }
     if let Some(file) = &plan.timeline {
-        let parts = parts(runs, |observed| &observed.timeline);
+        let rows: Vec<Vec<TimelineRow>> = match plan.observe.envelope {
+            Some(_) => observed(runs)
+                .map(|observed| observed.envelope.iter().map(EnvelopePoint::row).collect())
+                .collect(),
+            None => Vec::new(),
+        };
+        let mut parts = parts(runs, |observed| &observed.timeline);
+        for (part, rows) in parts.iter_mut().zip(&rows) {
+            part.rows = rows;
+        }
         output::save(&file.path, |writer| {
             Ok(table::write_timeline(&parts, !single, file.format, writer)?)
         })?;
+    }
+    if let Some(dir) = &plan.report {
+        let named = |run: &TraceRun| {
+            Some(IndexEntry { name: run.name().to_owned(), ..run.report.clone()? })
+        };
+        let entries = runs.iter().filter_map(|(_, run)| named(run));
+        dir.write_index(&entries.collect::<Vec<_>>())?;
     }
     if let Some(path) = &plan.json {
         let results: Vec<&RunResult> = results(runs).collect();

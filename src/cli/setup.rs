@@ -55,7 +55,7 @@ impl CellArgs {
 }
 
 /// How to replay.
-#[derive(Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 pub(super) struct SetupArgs {
     /// What device calls cost: a profile that ships (see `fraglab list`) or a file NAME.json
     #[arg(long, value_name = "PROFILE", default_value = "h200")]
@@ -104,6 +104,11 @@ pub(super) struct SetupArgs {
 }
 
 impl SetupArgs {
+    /// Whether a memory limit of the allocator is asked for.
+    pub(super) fn has_limit(&self) -> bool {
+        self.limit.is_some()
+    }
+
     /// The options of a replay through these allocators, with the files that they name.
     ///
     /// # Errors
@@ -165,9 +170,10 @@ impl From<Addresses> for AddressPolicy {
 
 /// One `--alloc`.
 #[derive(Clone, Debug)]
-struct AllocList(Vec<AllocSpec>);
+pub(super) struct AllocList(pub(super) Vec<AllocSpec>);
 
-fn parse_alloc_list(text: &str) -> Result<AllocList, SpecError> {
+/// Reads it.
+pub(super) fn parse_alloc_list(text: &str) -> Result<AllocList, SpecError> {
     AllocSpec::parse_list(text).map(AllocList)
 }
 
@@ -218,7 +224,10 @@ impl Visitor for Buildable {
 }
 
 /// A profile that ships, or one from a file.
-fn profile(name: &str) -> anyhow::Result<CostProfile> {
+///
+/// # Errors
+/// If there is none of that name, or the file cannot be read.
+pub(super) fn profile(name: &str) -> anyhow::Result<CostProfile> {
     if !name.ends_with(".json") {
         return Ok(CostProfile::shipped(name)?);
     }

@@ -9,7 +9,7 @@ use super::console::Console;
 use super::input::{self, Files};
 use super::progress::Progress;
 use crate::device::CostProfile;
-use crate::engine::{self, PredictResult, RunOptions, VerifyResult};
+use crate::engine::{self, PredictError, PredictResult, RunOptions, VerifyResult};
 use crate::import::{Imported, ReadOptions};
 use crate::report::json;
 use crate::report::text::{self, VerifyTally};
@@ -193,8 +193,12 @@ fn predict(
     imported: Imported,
     options: &RunOptions,
 ) -> anyhow::Result<(PredictResult, Vec<String>)> {
-    let mut result = engine::predict(&imported.trace, options)
-        .map_err(|error| anyhow::Error::msg(input::located(path, &error)))?;
+    // Logs of blocks alone show nothing that could be foretold.
+    let predicted = match imported.trace.segments_recorded() {
+        Some(_) => engine::predict(&imported.trace, options),
+        None => Err(PredictError::NoRecording),
+    };
+    let mut result = predicted.map_err(|error| anyhow::Error::msg(input::located(path, &error)))?;
     result.file = path.display().to_string();
     Ok((result, imported.warnings))
 }
