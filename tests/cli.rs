@@ -142,6 +142,35 @@ mod lint_conf {
     }
 
     #[test]
+    fn an_assignment_is_read_as_a_shell_reads_it() {
+        for (typed, variable) in [
+            ("PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:128", "PYTORCH_CUDA_ALLOC_CONF"),
+            ("export PYTORCH_ALLOC_CONF='max_split_size_mb:128'", "PYTORCH_ALLOC_CONF"),
+            ("export PYTORCH_HIP_ALLOC_CONF=\"max_split_size_mb:128\"", "PYTORCH_HIP_ALLOC_CONF"),
+        ] {
+            let answer = json(&fraglab(&["lint-conf", "--json", typed]));
+            assert_eq!(answer["settings"], "max_split_size_mb:128", "{typed}");
+            assert_eq!(answer["variable"], variable, "{typed}");
+        }
+        let typed = "PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:128";
+        let answer = json(&fraglab(&["lint-conf", "--json", "--env", "PYTORCH_ALLOC_CONF", typed]));
+        assert_eq!(answer["variable"], "PYTORCH_ALLOC_CONF", "what is given wins");
+        assert_code(&fraglab(&["lint-conf", "PATH=max_split_size_mb:128"]), 2);
+    }
+
+    #[test]
+    fn a_slip_of_the_pen_is_named() {
+        let output = fraglab(&["lint-conf", "expandable_segment:True"]);
+        assert!(stderr(&output).contains("did you mean expandable_segments?"));
+        for (spec, meant) in
+            [("cachng", "caching?"), ("caching+max_split_size=128", "max_split_size_mb?")]
+        {
+            let line = assert_one_error(&fraglab(&["run", "--trace", "-", "--alloc", spec]));
+            assert!(line.trim_end().ends_with(&format!("; did you mean {meant}")), "{line}");
+        }
+    }
+
+    #[test]
     fn bad_arguments_are_refused() {
         for (args, word) in [
             (["--torch", "1.13"], "2.MINOR"),
@@ -759,5 +788,32 @@ mod verify {
         let output = fraglab(&["verify", &small]);
         assert_code(&output, 2);
         assert!(stderr(&output).contains("nothing to compare"), "{}", stderr(&output));
+    }
+}
+
+mod memory_texts {
+    use super::*;
+
+    const MESSAGE: &str = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 30.00 \
+        MiB. GPU 3 has a total capacity of 79.10 GiB of which 2.00 MiB is free.";
+
+    #[test]
+    fn a_message_in_place_of_a_trace_is_told_as_such() {
+        let folder = Folder::new();
+        let file =
+            folder.file("oom.txt", &format!("Traceback (most recent call last):\n{MESSAGE}\n"));
+        for command in ["run", "advise", "info", "plan"] {
+            let line = assert_one_error(&fraglab(&[command, &file]));
+            assert!(line.contains(&format!("`fraglab explain {file}`")), "{command}: {line}");
+        }
+        assert_code(&fraglab(&["explain", &file]), 0);
+    }
+
+    #[test]
+    fn a_trace_that_quotes_a_message_has_its_own_errors() {
+        let folder = Folder::new();
+        let file = folder.file("case.txt", &format!("# {MESSAGE}\nalloc a\n"));
+        let text = stderr(&fraglab(&["run", &file]));
+        assert!(text.contains("case.txt:2:"), "{text}");
     }
 }

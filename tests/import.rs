@@ -39,7 +39,7 @@ fn import(pickle: &[u8]) -> Result<Imported, ImportError> {
 }
 
 fn import_on(pickle: &[u8], gpu: Option<u32>) -> Result<Imported, ImportError> {
-    import_snapshot(Path::new("-"), pickle, &ReadOptions { gpu, progress: None })
+    import_snapshot(Path::new("-"), pickle, &ReadOptions { gpu, ..ReadOptions::default() })
 }
 
 fn error_of(pickle: &[u8]) -> String {
@@ -1721,7 +1721,8 @@ fn read_trace_tells_formats_by_content() {
 fn progress_counts_the_bytes_of_the_file() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/import/odd/long_stack.pickle");
     let progress = std::sync::Arc::default();
-    let options = ReadOptions { gpu: None, progress: Some(std::sync::Arc::clone(&progress)) };
+    let options =
+        ReadOptions { progress: Some(std::sync::Arc::clone(&progress)), ..ReadOptions::default() };
     read_trace(&path, &options).unwrap();
     let bytes = std::fs::metadata(&path).unwrap().len();
     assert_eq!(progress.load(std::sync::atomic::Ordering::Relaxed), bytes);

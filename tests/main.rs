@@ -1,5 +1,7 @@
 //! All integration tests, in one binary so that linking is paid for once.
 
+mod advise;
+mod anonymize;
 mod best;
 mod best_fit;
 mod caching;
@@ -8,7 +10,9 @@ mod caching_property;
 mod calibration;
 mod calibration_gpt;
 mod capacity;
+mod case_series;
 mod cases;
+mod check;
 mod chunk;
 mod chunk_plans;
 mod chunk_reports;
@@ -19,12 +23,19 @@ mod compare;
 mod conformance;
 mod costs;
 mod cuts;
+mod diff;
+mod experiment;
+mod explain_cases;
+mod explain_messages;
 mod gen_cli;
 mod generated;
 mod gmlake;
 mod golden;
+mod html;
 mod import;
+mod kineto;
 mod model;
+mod moments;
 mod patrickstar;
 mod plan;
 mod plan_chunks_cli;

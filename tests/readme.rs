@@ -162,3 +162,28 @@ fn the_description_shown_is_the_one_that_ships() {
         assert!(shipped.lines().any(|found| found == line), "{line}");
     }
 }
+
+/// What is shown of `explain` and `advise` is what they print for the trace that ships.
+#[test]
+fn the_answers_show_what_is_printed() {
+    let readme = std::fs::read_to_string(root().join("README.md")).expect("ships");
+    let trace = "traces/llama-1b-varlen.json.zst";
+    for command in ["explain", "advise"] {
+        let printed = printed(&[command, trace]);
+        assert!(readme.contains(&printed), "README.md lacks:\n{printed}");
+    }
+}
+
+/// The same for the recording that was refused, where the recordings are at hand.
+#[test]
+fn the_answers_to_a_refusal_show_what_is_printed() {
+    let Some(dir) = crate::common::shared_dir() else { return };
+    let readme = std::fs::read_to_string(root().join("README.md")).expect("ships");
+    let recording = dir.join("llama-1b-plain.oom40.stacks.pickle.gz");
+    let recording = recording.to_str().expect("a path");
+    let explained = printed(&["explain", recording, "--limit", "40GiB"]);
+    assert!(readme.contains(&explained), "README.md lacks:\n{explained}");
+    let advised = printed(&["advise", recording, "--limit", "40GiB"]);
+    let begin = advised.find("  export ").expect("advice");
+    assert!(readme.contains(&advised[begin..]), "README.md lacks:\n{advised}");
+}
