@@ -18,7 +18,7 @@ use std::collections::BTreeSet;
 use rayon::prelude::*;
 use serde::Serialize;
 
-use super::settings::{SettingsLine, Trial, TrialError, Tried};
+use super::settings::{SettingsLine, Single, Trial, TrialError, Tried};
 use crate::alloc::spec::AllocSpec;
 use crate::engine::{CapacitySearch, Prepared, RunOptions, Status, brief};
 use crate::trace::Trace;
@@ -119,7 +119,8 @@ pub fn advise(
     let trial = Trial::new(trace, options)?;
     let steps = Steps::new(done);
     let recorded = trial.run(&trial.base)?;
-    let alone = singles(&trial);
+    let mut alone = trial.singles();
+    alone.retain(|single| is_bounded(&trial, &single.line));
     steps.expect(alone.len());
     let first = try_all(&trial, &alone, &steps)?;
     let (combined, pruned) = combinations(&trial, &recorded, &alone, &first, request.goal);
@@ -189,13 +190,6 @@ impl<'a, F: Fn(u64, u64) + Sync> Steps<'a, F> {
     }
 }
 
-/// The base with one option changed.
-struct Single {
-    key: &'static str,
-    value: String,
-    line: SettingsLine,
-}
-
 impl AsRef<SettingsLine> for Single {
     fn as_ref(&self) -> &SettingsLine {
         &self.line
@@ -208,25 +202,9 @@ impl AsRef<SettingsLine> for SettingsLine {
     }
 }
 
-/// Every value of every option alone, and the base with each of its own options left out.
-fn singles(trial: &Trial<'_>) -> Vec<Single> {
-    let mut singles = Vec::new();
-    for axis in trial.axes() {
-        for value in axis.values {
-            let line = trial.base.with(axis.key, &value);
-            singles.push(Single { key: axis.key, value, line });
-        }
-    }
-    for line in trial.base.shorter() {
-        singles.push(Single { key: "", value: String::new(), line });
-    }
-    singles.retain(|single| is_worth_a_try(trial, &single.line));
-    singles
-}
-
-/// Whether PyTorch takes a string and it is not known to let memory grow without bound.
-fn is_worth_a_try(trial: &Trial<'_>, line: &SettingsLine) -> bool {
-    trial.accepts(line) && !trial.traps(line).iter().any(|trap| trap.id == GROWS_WITHOUT_BOUND)
+/// Whether a string is not known to let memory grow without bound.
+fn is_bounded(trial: &Trial<'_>, line: &SettingsLine) -> bool {
+    !trial.traps(line).iter().any(|trap| trap.id == GROWS_WITHOUT_BOUND)
 }
 
 fn try_all<L: AsRef<SettingsLine> + Sync>(
@@ -250,26 +228,24 @@ fn combinations(
     first: &[Tried],
     goal: Goal,
 ) -> (Vec<SettingsLine>, u64) {
-    let mut helped: Vec<(&Single, &Tried)> = singles
-        .iter()
-        .zip(first)
-        .filter(|(single, tried)| !single.key.is_empty() && is_better(goal, tried, recorded))
-        .collect();
+    let mut helped: Vec<(&Single, &Tried)> =
+        singles.iter().zip(first).filter(|(_, tried)| is_better(goal, tried, recorded)).collect();
     helped.sort_by_cached_key(|(_, tried)| rank(goal, tried));
-    let mut kept: Vec<&Single> = Vec::new();
+    let mut kept: Vec<(&SettingsLine, &'static str, &str)> = Vec::new();
     for (single, _) in helped {
-        let of_option = kept.iter().filter(|other| other.key == single.key).count();
+        let Some((key, value)) = &single.set else { continue };
+        let of_option = kept.iter().filter(|other| other.1 == *key).count();
         if of_option < COMBINED_VALUES {
-            kept.push(single);
+            kept.push((&single.line, key, value));
         }
     }
     let mut lines = BTreeSet::new();
-    for (index, one) in kept.iter().enumerate() {
-        for other in kept[index + 1..].iter().filter(|other| other.key != one.key) {
-            lines.insert(one.line.with(other.key, &other.value));
+    for (index, (line, key, _)) in kept.iter().enumerate() {
+        for (_, other, value) in kept[index + 1..].iter().filter(|other| other.1 != *key) {
+            lines.insert(line.with(other, value));
         }
     }
-    lines.retain(|line| is_worth_a_try(trial, line));
+    lines.retain(|line| trial.accepts(line) && is_bounded(trial, line));
     let pruned = pairs_of(trial).saturating_sub(lines.len() as u64);
     (lines.into_iter().collect(), pruned)
 }

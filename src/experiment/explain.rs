@@ -475,21 +475,12 @@ struct Candidate {
 
 /// Every value of every option alone, the base without each of its options, and the like.
 fn candidates(trial: &Trial<'_>, trace: &Trace) -> Vec<Candidate> {
-    let mut candidates = Vec::new();
-    let settings =
-        |line: SettingsLine, leaves_out| Candidate { kind: FixKind::Settings, line, leaves_out };
-    for axis in trial.axes() {
-        for value in &axis.values {
-            candidates.push(settings(trial.base.with(axis.key, value), false));
-        }
-    }
-    candidates.extend(trial.base.shorter().into_iter().map(|line| settings(line, true)));
-    let mut seen: Vec<SettingsLine> = vec![trial.base.clone()];
-    candidates.retain(|candidate| {
-        let new = trial.accepts(&candidate.line) && !seen.contains(&candidate.line);
-        seen.push(candidate.line.clone());
-        new
+    let settings = trial.singles().into_iter().map(|single| Candidate {
+        kind: FixKind::Settings,
+        leaves_out: single.set.is_none(),
+        line: single.line,
     });
+    let mut candidates: Vec<Candidate> = settings.collect();
     let other = |kind| Candidate { kind, line: trial.base.clone(), leaves_out: false };
     if trace.phases.iter().any(|phase| step_name(phase).is_some()) {
         candidates.push(other(FixKind::EmptyCache));

@@ -116,6 +116,15 @@ pub struct Axis {
     pub values: Vec<String>,
 }
 
+/// Settings in which one thing differs from those that they are measured against.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Single {
+    /// The option that is set and its value; nothing where options are left out.
+    pub set: Option<(&'static str, String)>,
+    /// The whole string.
+    pub line: SettingsLine,
+}
+
 /// A trace and what its settings are judged by.
 #[derive(Clone, Debug)]
 pub struct Trial<'t> {
@@ -275,6 +284,21 @@ impl<'t> Trial<'t> {
             Axis { key, values }
         });
         axes.filter(|axis| !axis.values.is_empty()).collect()
+    }
+
+    /// Every value of every option alone, and the base with options left out, as far as PyTorch
+    /// takes the string. No two are the same, and none is the base.
+    pub fn singles(&self) -> Vec<Single> {
+        let mut singles = Vec::new();
+        for Axis { key, values } in self.axes() {
+            singles.extend(values.into_iter().map(|value| {
+                let line = self.base.with(key, &value);
+                Single { set: Some((key, value)), line }
+            }));
+        }
+        singles.extend(self.base.shorter().into_iter().map(|line| Single { set: None, line }));
+        singles.retain(|single| self.accepts(&single.line));
+        singles
     }
 
     /// Replays the trace with these settings; with the recorded ones, and their changes while the
