@@ -1,6 +1,6 @@
 //! The answer of `advise`: the line to paste, what it saves and costs, and what else was tried.
 
-use super::grid::{Align, Cell, Grid};
+use super::grid::{Cell, Grid};
 use super::{SizeUnit, Style, Tone, counted, duration, grouped, percent, printable, wrapped};
 use crate::engine::{Status, TraceSummary};
 use crate::experiment::advise::{Advice, Goal};
@@ -95,9 +95,7 @@ fn table(advice: &Advice, full: bool, style: Style) -> String {
     let recorded = &advice.recorded;
     let largest = advice.tried.iter().chain([recorded]).map(|tried| tried.reserved_bytes_peak);
     let unit = SizeUnit::fitting(largest.max().unwrap_or(0));
-    let right = [Align::Right; 6];
-    let aligns: Vec<Align> = [Align::Left].into_iter().chain(right).collect();
-    let mut grid = Grid::new(&aligns);
+    let mut grid = Grid::of_columns(1, 6);
     grid.head(["settings", "held", "saved", "", "smallest", "device", "device"]);
     let unit_name = unit.name;
     grid.head(["", unit_name, unit_name, "retries", unit_name, "calls", "time"]);

@@ -258,14 +258,7 @@ fn group_table(diff: &TraceDiff, table: &GroupTable, top: usize, style: Style) -
     let text = format!("{}, by {what}:", moment(diff));
     let mut out = wrapped("", &text, "  ");
     let unit = SizeUnit::fitting(diff.live_a.bytes.max(diff.live_b.bytes));
-    let mut grid = Grid::new(&[
-        Align::Left,
-        Align::Right,
-        Align::Right,
-        Align::Right,
-        Align::Right,
-        Align::Right,
-    ]);
+    let mut grid = Grid::of_columns(1, 5);
     let (head_a, head_b) = (format!("A {}", unit.name), format!("B {}", unit.name));
     let all = summed(&table.groups);
     let moved = table.groups.iter().map(|it| it.delta_bytes).chain([all.delta_bytes]);
@@ -332,15 +325,7 @@ fn steps_table(steps: &[StepDiff], style: Style) -> String {
     }
     let levels = || steps.iter().flat_map(|step| step.a.iter().chain(&step.b));
     let unit = SizeUnit::fitting(levels().map(|it| it.reserved_bytes_peak).max().unwrap_or(0));
-    let mut grid = Grid::new(&[
-        Align::Left,
-        Align::Right,
-        Align::Right,
-        Align::Right,
-        Align::Right,
-        Align::Right,
-        Align::Right,
-    ]);
+    let mut grid = Grid::of_columns(1, 6);
     let both = || steps.iter().filter_map(|step| Some((step.a?, step.b?)));
     let reserved = |(a, b): (StepLevels, StepLevels)| {
         signed_difference(a.reserved_bytes_peak, b.reserved_bytes_peak)

@@ -8,7 +8,7 @@
 //!   how much would have been enough without any change; growth
 //! ```
 
-use super::grid::{Align, Cell, Grid};
+use super::grid::{Cell, Grid};
 use super::{SizeUnit, Style, Tone, counted, duration, grouped, percent, printable, wrapped};
 use crate::engine::Status;
 use crate::experiment::explain::{
@@ -406,14 +406,7 @@ fn fixes(explanation: &Explanation, room: Room, style: Style) -> String {
         .map(|fix| fix.tried.reserved_bytes_peak)
         .chain([result.peaks.reserved_bytes_peak]);
     let unit = SizeUnit::fitting(peaks.max().unwrap_or(0));
-    let mut grid = Grid::new(&[
-        Align::Left,
-        Align::Left,
-        Align::Right,
-        Align::Right,
-        Align::Right,
-        Align::Right,
-    ]);
+    let mut grid = Grid::of_columns(2, 4);
     // A run that goes on where another was refused may well hold more.
     let is_refused = result.outcome.status != Status::Ok;
     let gain = if is_refused { "retries" } else { "saved" };
@@ -567,14 +560,7 @@ fn holes(moment: &MomentFigures, at: &str) -> String {
     }
     let largest = moment.holes.iter().map(|group| group.size_bytes).max().unwrap_or(0);
     let unit = SizeUnit::fitting(largest);
-    let mut grid = Grid::new(&[
-        Align::Left,
-        Align::Left,
-        Align::Right,
-        Align::Right,
-        Align::Right,
-        Align::Right,
-    ]);
+    let mut grid = Grid::of_columns(2, 4);
     let (all, one) = (format!("free {}", unit.name), format!("largest {}", unit.name));
     let whole = format!("whole {}", unit.name);
     grid.head(["stream", "pool", "holes", &all, &one, &whole]);

@@ -54,6 +54,13 @@ impl Grid {
         Grid { aligns: aligns.to_vec(), head: Vec::new(), rows: Vec::new(), width: WIDTH }
     }
 
+    /// So many columns that lean left, and behind them so many of numbers.
+    pub(super) fn of_columns(left: usize, right: usize) -> Grid {
+        let left = std::iter::repeat_n(Align::Left, left);
+        let aligns: Vec<Align> = left.chain(std::iter::repeat_n(Align::Right, right)).collect();
+        Grid::new(&aligns)
+    }
+
     /// The same, wider than a screen of [`WIDTH`].
     pub(super) fn of_width(self, width: usize) -> Grid {
         Grid { width, ..self }

@@ -95,15 +95,7 @@ pub fn job_choices(descriptions: &[&str], style: Style) -> String {
 }
 
 fn shapes_table() -> Grid {
-    let mut grid = Grid::new(&[
-        Align::Left,
-        Align::Left,
-        Align::Right,
-        Align::Right,
-        Align::Right,
-        Align::Right,
-        Align::Right,
-    ]);
+    let mut grid = Grid::of_columns(2, 5);
     grid.head(["  name", "type", "layers", "hidden", "heads", "vocabulary", "parameters"]);
     for name in shapes::names() {
         let beside = [("model.preset".to_owned(), name.to_owned())];
@@ -127,15 +119,7 @@ fn shapes_table() -> Grid {
 }
 
 fn gpus_table() -> Grid {
-    let mut grid = Grid::new(&[
-        Align::Left,
-        Align::Right,
-        Align::Right,
-        Align::Right,
-        Align::Right,
-        Align::Right,
-        Align::Right,
-    ]);
+    let mut grid = Grid::of_columns(1, 6);
     grid.head(["  name", "memory", "TFLOPS", "memory", "PCIe", "NVLink", "host"]);
     grid.head(["", "", "16 bit", "GB/s", "GB/s", "GB/s", "memory"]);
     for gpu in &GPUS {
