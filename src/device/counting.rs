@@ -6,7 +6,9 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::{CostProfile, Device, DeviceCall, DeviceError, Extent, MemoryInfo, PhysicalHandle};
+use super::{
+    CostMeter, CostProfile, Device, DeviceCall, DeviceError, Extent, MemoryInfo, PhysicalHandle,
+};
 use crate::units::Bytes;
 
 /// Calls that succeeded, by kind.
@@ -73,6 +75,7 @@ impl fmt::Display for RefusedCall {
                 write!(f, "no addresses left for {}", Bytes(requested_bytes))?;
             }
             DeviceError::TooManyMappings { .. } => f.write_str("no mapping left")?,
+            DeviceError::Driver { code, .. } => write!(f, "driver error {code}")?,
             DeviceError::Invalid { address, .. } => write!(f, "invalid address {address:#x}")?,
         }
         f.write_str(")")
@@ -85,18 +88,32 @@ impl fmt::Display for RefusedCall {
 #[derive(Clone, Debug)]
 pub struct Counting<D> {
     inner: D,
-    profile: CostProfile,
-    calls: CallCounts,
+    meter: CostMeter,
     cost_ns: f64,
+    /// The same by kind of call.
+    cost_ns_of: [f64; DeviceCall::ALL.len()],
+    calls: CallCounts,
     refusals: u64,
     refused: Option<RefusedCall>,
+    driver_error: Option<RefusedCall>,
 }
 
 impl<D: Device> Counting<D> {
     /// Counts the calls of `inner`, with costs from `profile`.
     pub fn new(inner: D, profile: CostProfile) -> Self {
         let calls = CallCounts::default();
-        Counting { inner, profile, calls, cost_ns: 0.0, refusals: 0, refused: None }
+        let cost_ns_of = [0.0; DeviceCall::ALL.len()];
+        let meter = CostMeter::new(profile);
+        Counting {
+            inner,
+            meter,
+            cost_ns: 0.0,
+            cost_ns_of,
+            calls,
+            refusals: 0,
+            refused: None,
+            driver_error: None,
+        }
     }
 
     /// The device inside.
@@ -119,6 +136,11 @@ impl<D: Device> Counting<D> {
         self.cost_ns.round() as u64
     }
 
+    /// Cost of the calls of one kind so far in nanoseconds.
+    pub fn cost_ns_of(&self, call: DeviceCall) -> u64 {
+        self.cost_ns_of[call as usize].round() as u64
+    }
+
     /// How many calls were refused so far.
     #[inline]
     pub fn refusals(&self) -> u64 {
@@ -128,6 +150,12 @@ impl<D: Device> Counting<D> {
     /// The last call that was refused.
     pub fn refused(&self) -> Option<RefusedCall> {
         self.refused
+    }
+
+    /// The first call to which a driver answered with an error that is no lack of anything
+    /// ([`DeviceError::Driver`]). Others may have been refused since.
+    pub fn driver_error(&self) -> Option<RefusedCall> {
+        self.driver_error
     }
 
     /// Remembers the call if it was refused.
@@ -142,25 +170,27 @@ impl<D: Device> Counting<D> {
     #[cold]
     fn note(&mut self, call: DeviceCall, error: DeviceError) -> DeviceError {
         self.refusals += 1;
-        self.refused = Some(RefusedCall { call, error });
+        let refused = RefusedCall { call, error };
+        self.refused = Some(refused);
+        if matches!(error, DeviceError::Driver { .. }) {
+            self.driver_error.get_or_insert(refused);
+        }
         error
     }
 
-    #[inline]
-    fn charge(&mut self, call: DeviceCall, size_bytes: u64) {
-        self.cost_ns += self.profile.cost_ns(call, size_bytes);
-    }
-
     /// The cost of `count` calls of one size.
-    fn charge_each(&mut self, call: DeviceCall, size_bytes: u64, count: usize) {
-        self.cost_ns += self.profile.cost_ns(call, size_bytes) * count as f64;
+    #[inline]
+    fn charge(&mut self, call: DeviceCall, size_bytes: u64, count: u64) {
+        let cost_ns = self.meter.next_ns(call, size_bytes, count);
+        self.cost_ns += cost_ns;
+        self.cost_ns_of[call as usize] += cost_ns;
     }
 
     /// The cost of one call for a range of several pieces: the driver takes as long as for a call
     /// each (measured, `reports/vmm_ranges.md`). Pieces of different sizes count at their mean.
     fn charge_range(&mut self, call: DeviceCall, size_bytes: u64, pieces: u64) {
         let pieces = pieces.max(1);
-        self.charge_each(call, size_bytes / pieces, pieces as usize);
+        self.charge(call, size_bytes / pieces, pieces);
     }
 }
 
@@ -170,7 +200,7 @@ impl<D: Device> Device for Counting<D> {
         let end = self.inner.malloc(size_bytes);
         let address = self.told(DeviceCall::Malloc, end)?;
         self.calls.malloc += 1;
-        self.charge(DeviceCall::Malloc, size_bytes);
+        self.charge(DeviceCall::Malloc, size_bytes, 1);
         Ok(address)
     }
 
@@ -179,7 +209,7 @@ impl<D: Device> Device for Counting<D> {
         let end = self.inner.free(address);
         let size_bytes = self.told(DeviceCall::Free, end)?;
         self.calls.free += 1;
-        self.charge(DeviceCall::Free, size_bytes);
+        self.charge(DeviceCall::Free, size_bytes, 1);
         Ok(size_bytes)
     }
 
@@ -187,7 +217,7 @@ impl<D: Device> Device for Counting<D> {
         let end = self.inner.address_reserve(size_bytes);
         let address = self.told(DeviceCall::AddressReserve, end)?;
         self.calls.address_reserve += 1;
-        self.charge(DeviceCall::AddressReserve, size_bytes);
+        self.charge(DeviceCall::AddressReserve, size_bytes, 1);
         Ok(address)
     }
 
@@ -195,7 +225,7 @@ impl<D: Device> Device for Counting<D> {
         let end = self.inner.address_free(address, size_bytes);
         self.told(DeviceCall::AddressFree, end)?;
         self.calls.address_free += 1;
-        self.charge(DeviceCall::AddressFree, size_bytes);
+        self.charge(DeviceCall::AddressFree, size_bytes, 1);
         Ok(())
     }
 
@@ -203,7 +233,7 @@ impl<D: Device> Device for Counting<D> {
         let end = self.inner.create(size_bytes);
         let handle = self.told(DeviceCall::Create, end)?;
         self.calls.create += 1;
-        self.charge(DeviceCall::Create, size_bytes);
+        self.charge(DeviceCall::Create, size_bytes, 1);
         Ok(handle)
     }
 
@@ -211,7 +241,7 @@ impl<D: Device> Device for Counting<D> {
         let end = self.inner.release(handle);
         let size_bytes = self.told(DeviceCall::Release, end)?;
         self.calls.release += 1;
-        self.charge(DeviceCall::Release, size_bytes);
+        self.charge(DeviceCall::Release, size_bytes, 1);
         Ok(size_bytes)
     }
 
@@ -219,7 +249,7 @@ impl<D: Device> Device for Counting<D> {
         let end = self.inner.map(address, handle);
         let size_bytes = self.told(DeviceCall::Map, end)?;
         self.calls.map += 1;
-        self.charge(DeviceCall::Map, size_bytes);
+        self.charge(DeviceCall::Map, size_bytes, 1);
         Ok(size_bytes)
     }
 
@@ -247,9 +277,9 @@ impl<D: Device> Device for Counting<D> {
     ) -> Result<(), DeviceError> {
         let before = handles.len();
         let end = self.inner.create_each(piece_bytes, count, handles);
-        let created = handles.len() - before;
-        self.calls.create += created as u64;
-        self.charge_each(DeviceCall::Create, piece_bytes, created);
+        let created = (handles.len() - before) as u64;
+        self.calls.create += created;
+        self.charge(DeviceCall::Create, piece_bytes, created);
         self.told(DeviceCall::Create, end)
     }
 
@@ -266,15 +296,16 @@ impl<D: Device> Device for Counting<D> {
         // If it ended early, a refused map came before its set_access, or a set_access was refused.
         let (accesses, last) = match end {
             Err(DeviceError::Invalid { call: DeviceCall::SetAccess, .. })
-            | Err(DeviceError::OutOfMemory { call: DeviceCall::SetAccess, .. }) => {
+            | Err(DeviceError::OutOfMemory { call: DeviceCall::SetAccess, .. })
+            | Err(DeviceError::Driver { call: DeviceCall::SetAccess, .. }) => {
                 (maps - 1, DeviceCall::SetAccess)
             }
             _ => (maps, DeviceCall::Map),
         };
         self.calls.map += maps as u64;
         self.calls.set_access += accesses as u64;
-        self.charge_each(DeviceCall::Map, piece_bytes, maps);
-        self.charge_each(DeviceCall::SetAccess, piece_bytes, accesses);
+        self.charge(DeviceCall::Map, piece_bytes, maps as u64);
+        self.charge(DeviceCall::SetAccess, piece_bytes, accesses as u64);
         self.told(last, end)
     }
 
@@ -312,7 +343,13 @@ mod tests {
         assert!((cost_ns - expected_ns).abs() < 1e-6, "{cost_ns} {expected_ns}");
         let calls = device.calls();
         assert_eq!((calls.create, calls.map, calls.set_access, calls.unmap), (4, 4, 5, 1));
+        // By kind: 4 maps, and access to the 4 pieces one by one and once more together.
+        let of = |call| device.cost_ns_of(call) as f64;
+        assert_eq!(of(DeviceCall::Map), (4.0 * one_ns(DeviceCall::Map)).round());
+        assert_eq!(of(DeviceCall::SetAccess), (8.0 * one_ns(DeviceCall::SetAccess)).round());
+        assert_eq!(of(DeviceCall::Malloc), 0.0);
     }
+
     /// 5 pieces on a device that allows 3 mappings and 100 MiB of addresses.
     #[test]
     fn the_last_refused_call_is_remembered() {

@@ -2,24 +2,41 @@
 //!
 //! [`Device`] is the driver's own vocabulary and nothing more: `cudaMalloc` and `cudaFree`, and the
 //! virtual memory calls (reserve addresses, create physical memory, map, set access). The same
-//! allocator code runs on [`sim`] and, later, on a real GPU. Whatever cuts across devices is a
+//! allocator code runs on [`sim`] and on a real GPU ([`cuda`]). Whatever cuts across devices is a
 //! device around a device:
 //!
 //! ```text
 //!   allocator ──> Counting<D>   counts and costs every call
 //!                     └──> Faulty<D>   refuses the calls that a trace names
-//!                              └──> Sim   capacity, addresses
+//!                              ├──> Sim                          capacity, addresses
+//!                              └──> Limited<D>                   refuses what exceeds a capacity
+//!                                      └──> Measured<D>          what a clock says of every call
+//!                                              └──> Cuda         the driver of an NVIDIA GPU
 //! ```
+//!
+//! What is in the memory is not a device's business: [`Touch`] writes it, checks it and moves it.
+//! What a call costs stands in a [`CostProfile`], which [`calibrate`] makes on a real GPU.
 
+pub mod calibrate;
+mod charge;
 mod counting;
+pub mod cuda;
 mod faulty;
+mod limited;
+mod measured;
+mod meter;
 mod profile;
 pub mod sim;
+mod warm_up;
 
 pub use counting::{CallCounts, Counting, RefusedCall};
 pub use faulty::Faulty;
-pub use profile::{CostProfile, ProfileError};
+pub use limited::Limited;
+pub use measured::{CallTime, Measured, MeasuredCalls};
+pub(crate) use meter::CostMeter;
+pub use profile::{CostPoints, CostProfile, ProfileError};
 pub use sim::Sim;
+pub use warm_up::{WARM_UP_TIME, warm_up};
 
 pub use crate::trace::DeviceCall;
 
@@ -55,6 +72,14 @@ pub enum DeviceError {
         /// The most that may be there.
         mappings_max: u64,
     },
+    /// The driver of a real GPU answered with an error that is neither of the above.
+    #[error("the driver answered {call:?} with error {code}")]
+    Driver {
+        /// The refused call.
+        call: DeviceCall,
+        /// The driver's number for the error (`CUresult`).
+        code: u32,
+    },
     /// The call makes no sense: an address that was never handed out, a range mapped twice.
     #[error("invalid {call:?} of address {address:#x}, {size_bytes} bytes")]
     Invalid {
@@ -65,6 +90,17 @@ pub enum DeviceError {
         /// The size given.
         size_bytes: u64,
     },
+}
+
+impl DeviceError {
+    /// Whether nothing works on the GPU any more until the process ends: the errors of which CUDA's
+    /// description of `CUresult` says that all further work returns the same.
+    pub fn is_lasting(&self) -> bool {
+        // ECC, NVLink; illegal address, timeout, destroyed context, assert; faults of instructions
+        // and the hardware, a failed launch; a leak of tensor memory.
+        let lasts = |code| matches!(code, 214 | 220 | 700 | 702 | 709 | 710 | 714..=719 | 721);
+        matches!(*self, DeviceError::Driver { code, .. } if lasts(code))
+    }
 }
 
 /// What a driver offers.
@@ -169,6 +205,72 @@ pub trait Device {
 
     /// Free and total physical bytes, as `cudaMemGetInfo` reports them.
     fn memory_info(&self) -> MemoryInfo;
+}
+
+/// What is in a device's memory: written, checked and moved. Serves checks of allocators on real
+/// hardware. All calls have taken effect when they return.
+pub trait Touch {
+    /// Writes a pattern that hangs on `seed` and on the place in the range, so that two ranges of
+    /// different seeds that share memory, and two parts of one range that do, show.
+    ///
+    /// The range begins at a multiple of 4 bytes, and what it has beyond a multiple of 4 is written
+    /// up to the next.
+    ///
+    /// # Errors
+    /// [`TouchError`] if the hardware refuses, as for a range that is not mapped; nothing works
+    /// after that.
+    fn fill(&mut self, address: u64, size_bytes: u64, seed: u64) -> Result<(), TouchError>;
+
+    /// Reads the pattern that [`Self::fill`] wrote with this address, size and seed. Gives where and
+    /// how it differs, or nothing if all of it is there.
+    ///
+    /// # Errors
+    /// As [`Self::fill`].
+    fn check(
+        &mut self,
+        address: u64,
+        size_bytes: u64,
+        seed: u64,
+    ) -> Result<Option<Mismatch>, TouchError>;
+
+    /// Copies memory of the device into `to`.
+    ///
+    /// # Errors
+    /// As [`Self::fill`].
+    fn copy_to_host(&mut self, address: u64, to: &mut [u8]) -> Result<(), TouchError>;
+
+    /// Copies `from` into memory of the device.
+    ///
+    /// # Errors
+    /// As [`Self::fill`].
+    fn copy_from_host(&mut self, address: u64, from: &[u8]) -> Result<(), TouchError>;
+}
+
+/// Memory does not hold what was written there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mismatch {
+    /// Words of 4 bytes that differ.
+    pub words: u64,
+    /// Where the first of them lies, in bytes from the beginning of the range.
+    pub offset_bytes: u64,
+    /// The word that was written there.
+    pub expected: u32,
+    /// The word that is there.
+    pub found: u32,
+}
+
+/// The hardware could not read or write memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the GPU could not {what} {size_bytes} bytes at {address:#x}: driver error {code}")]
+pub struct TouchError {
+    /// `write`, `read`.
+    pub what: &'static str,
+    /// First address of the range.
+    pub address: u64,
+    /// Its size.
+    pub size_bytes: u64,
+    /// The driver's number for the error (`CUresult`); 700 is an address that is not mapped.
+    pub code: u32,
 }
 
 /// [`Device::create_each`] for a device that has to see every call.

@@ -1,4 +1,28 @@
 //! What device calls cost: tables of measured points.
+//!
+//! The one design decision: a cost goes by the call and the size of the piece, and by nothing else. Of
+//! what else could matter, a real card showed nothing worth a table: not how many mallocs, handles
+//! and mappings there are, nor whether a piece lies in a range beside others. What does matter is the tail: a large malloc mostly takes a fraction of a
+//! millisecond, and now and then 7 ms, when the driver waits for freed memory that is being cleared.
+//! The time of a run is a sum, and sums are made of means; so a profile says both.
+//!
+//! ```text
+//!   calls   what a call takes in the common case: the median; of malloc and create, the median for
+//!           memory that lay free for a while
+//!   tails   what it takes beyond that on average: the mean of all calls, less the median; of malloc
+//!           and create, the mean for memory that was freed just before
+//!   a replay is charged both, but malloc and create their tail only for as much memory as it gave
+//!   back before; a call on a range of several pieces costs what its pieces cost
+//! ```
+//!
+//! As JSON, with points `[size in MiB, microseconds]`, all nine calls in `calls`, and any of them in
+//! `tails`, which may be missing:
+//!
+//! ```json
+//! {"name": "mine", "gpu": "NVIDIA H200", "driver": "580", "date": "2026-12-01", "method": "...",
+//!  "calls": {"malloc": [[2.0, 49.09], [4.0, 48.01]], "set_access": [[2.0, 43.0]], "...": []},
+//!  "tails": {"malloc": [[2.0, 3.5], [1024.0, 2500.0]]}}
+//! ```
 
 use std::collections::BTreeMap;
 
@@ -12,12 +36,15 @@ pub enum ProfileError {
     /// Not the JSON of a profile.
     #[error("not a cost profile: {0}")]
     Json(#[from] serde_json::Error),
-    /// Points out of order, or none, or a negative or infinite cost.
-    #[error("cost profile {profile}: the points of {call} must have rising sizes and finite costs")]
+    /// Points out of order, or none, or too many, or a negative or endless cost.
+    #[error(
+        "cost profile {profile}: the points of {call} must have rising sizes and costs from 0 to \
+         1e12 \u{b5}s"
+    )]
     Points {
         /// Name of the profile.
         profile: String,
-        /// The call.
+        /// The call, with the table unless it is `calls`: `malloc`, `tails.unmap`.
         call: String,
     },
     /// No such profile ships.
@@ -29,6 +56,9 @@ pub enum ProfileError {
         known: String,
     },
 }
+
+/// Points (size in MiB, microseconds) by call.
+pub type CostPoints = BTreeMap<DeviceCall, Vec<(f64, f64)>>;
 
 /// Microseconds per call by size, measured on a GPU or derived from figures that others published.
 ///
@@ -44,31 +74,57 @@ pub struct CostProfile {
     pub driver: String,
     /// When it was measured or derived.
     pub date: String,
+    /// The version of this program that measured it; none for those made otherwise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fraglab_version: Option<String>,
     /// Nobody measured these points: they follow from published figures, as `method` says.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub derived: bool,
     /// How the figures came about: for derived ones from what, and what is assumed.
     pub method: String,
-    /// Points (size in MiB, microseconds) by call.
-    pub calls: BTreeMap<DeviceCall, Vec<(f64, f64)>>,
-    /// The same as lines in bytes and nanoseconds, by call number.
+    /// What every call takes in the common case: the median.
+    pub calls: CostPoints,
+    /// What a call takes beyond that on average; malloc and create for memory freed before. Without a table `calls` is all there is.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub tails: CostPoints,
+    /// The same as lines in bytes and nanoseconds.
     #[serde(skip)]
-    lines: Vec<Vec<Point>>,
+    pub(super) curves: Curves,
 }
+
+/// The tables as lines.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Curves {
+    /// By call number; all are there.
+    calls: Vec<Curve>,
+    tails: Vec<Option<Curve>>,
+}
+
+/// A line through points of rising places.
+#[derive(Clone, Debug)]
+struct Curve(Vec<Point>);
 
 /// A point and the slope of the line to the next.
 #[derive(Clone, Copy, Debug)]
 struct Point {
-    size_bytes: f64,
+    at: f64,
     cost_ns: f64,
     slope: f64,
 }
 
 /// Profiles that ship: name and text.
-const SHIPPED: [(&str, &str); 2] = [
+const SHIPPED: [(&str, &str); 3] = [
     ("h200", include_str!("profiles/h200.json")),
+    ("h200-calibrated", include_str!("profiles/h200-calibrated.json")),
     ("a100-80g", include_str!("profiles/a100-80g.json")),
 ];
+
+/// No table needs more points; a scan over them stays short.
+const POINTS_MAX: usize = 1000;
+/// Sizes in MiB beyond the 64 bits of a byte count make no sense.
+const PLACE_MAX: f64 = (1u64 << 44) as f64;
+/// Nor does a call of twelve days.
+const COST_US_MAX: f64 = 1e12;
 
 impl CostProfile {
     /// A profile that ships with fraglab.
@@ -95,56 +151,125 @@ impl CostProfile {
     /// # Errors
     /// If it is not the JSON of a profile or its points make no sense.
     pub fn from_json(text: &str) -> Result<CostProfile, ProfileError> {
-        let mut profile: CostProfile = serde_json::from_str(text)?;
-        for call in DeviceCall::ALL {
-            let points = profile.calls.get(&call).map_or(&[][..], |points| points);
-            let bad = points.is_empty()
-                || points.iter().any(|&(mib, us)| !mib.is_finite() || !us.is_finite() || us < 0.0)
-                || points.windows(2).any(|pair| pair[0].0 >= pair[1].0);
-            if bad {
-                return Err(ProfileError::Points {
-                    profile: profile.name,
-                    call: call.name().to_owned(),
-                });
-            }
-            profile.lines.push(lines(points));
-        }
-        Ok(profile)
+        let profile: CostProfile = serde_json::from_str(text)?;
+        profile.checked()
     }
 
-    /// Cost of one call in nanoseconds.
+    /// The profile with its tables ready for use, once they are found to make sense.
+    ///
+    /// # Errors
+    /// [`ProfileError::Points`] names the first table that does not.
+    pub(super) fn checked(mut self) -> Result<CostProfile, ProfileError> {
+        let mut curves = Curves::default();
+        for call in DeviceCall::ALL {
+            let wrong = |table: &str| ProfileError::Points {
+                profile: self.name.clone(),
+                call: format!("{table}{}", call.name()),
+            };
+            let points = self.calls.get(&call).ok_or_else(|| wrong(""))?;
+            curves.calls.push(Curve::through(points).ok_or_else(|| wrong(""))?);
+            let tail = |points| Curve::through(points).ok_or_else(|| wrong("tails."));
+            curves.tails.push(self.tails.get(&call).map(|points| tail(points)).transpose()?);
+        }
+        self.curves = curves;
+        Ok(self)
+    }
+
+    /// The JSON text that [`Self::from_json`] reads, a line a call.
+    ///
+    /// # Errors
+    /// If the values cannot be serialised; plain data always can.
+    pub fn to_json(&self) -> Result<String, serde_json::Error> {
+        let mut text = String::from("{\n");
+        let mut field = |key: &str, value: String| {
+            let comma = if text.ends_with("{\n") { "" } else { ",\n" };
+            text.push_str(&format!("{comma} \"{key}\": {value}"));
+        };
+        field("name", serde_json::to_string(&self.name)?);
+        field("gpu", serde_json::to_string(&self.gpu)?);
+        field("driver", serde_json::to_string(&self.driver)?);
+        field("date", serde_json::to_string(&self.date)?);
+        if let Some(version) = &self.fraglab_version {
+            field("fraglab_version", serde_json::to_string(version)?);
+        }
+        if self.derived {
+            field("derived", "true".to_owned());
+        }
+        field("method", serde_json::to_string(&self.method)?);
+        let tables = [("calls", &self.calls), ("tails", &self.tails)].into_iter();
+        for (key, table) in tables.filter(|(key, table)| *key == "calls" || !table.is_empty()) {
+            // In the order of the calls, not of their names.
+            let rows =
+                DeviceCall::ALL.into_iter().filter_map(|call| Some((call, table.get(&call)?)));
+            let rows = rows.map(|(call, points)| {
+                let points: Vec<String> =
+                    points.iter().map(|(at, us)| format!("[{at:?}, {us:?}]")).collect();
+                format!("  \"{}\": [{}]", call.name(), points.join(", "))
+            });
+            let rows: Vec<String> = rows.collect();
+            field(key, format!("{{\n{}\n }}", rows.join(",\n")));
+        }
+        text.push_str("\n}\n");
+        Ok(text)
+    }
+
+    /// What one call of one piece costs in nanoseconds on average, on memory that was freed just
+    /// before.
     #[inline]
     pub fn cost_ns(&self, call: DeviceCall, size_bytes: u64) -> f64 {
-        let line = &self.lines[call as usize];
-        let size = size_bytes as f64;
-        // Few points (about a dozen), most calls small: a forward scan ends early.
-        let mut at = line[0];
-        if size <= at.size_bytes {
-            return at.cost_ns;
-        }
-        for &point in &line[1..] {
-            if size < point.size_bytes {
-                break;
-            }
-            at = point;
-        }
-        at.cost_ns + (size - at.size_bytes) * at.slope
+        self.median_ns(call, size_bytes) + self.tail_ns(call, size_bytes)
+    }
+
+    /// What one call of one piece costs in nanoseconds in the common case.
+    #[inline]
+    pub fn median_ns(&self, call: DeviceCall, size_bytes: u64) -> f64 {
+        self.curves.calls[call as usize].at(size_bytes as f64)
+    }
+
+    /// What it costs in nanoseconds beyond that on average.
+    #[inline]
+    pub fn tail_ns(&self, call: DeviceCall, size_bytes: u64) -> f64 {
+        let tail = self.curves.tails[call as usize].as_ref();
+        tail.map_or(0.0, |tail| tail.at(size_bytes as f64))
     }
 }
 
-/// Points in bytes and nanoseconds with slopes; the last slope is that of the last two points.
-fn lines(points: &[(f64, f64)]) -> Vec<Point> {
-    let scaled: Vec<(f64, f64)> =
-        points.iter().map(|&(mib, us)| (mib * 1_048_576.0, us * 1000.0)).collect();
-    let slope = |pair: &[(f64, f64)]| (pair[1].1 - pair[0].1) / (pair[1].0 - pair[0].0);
-    let slopes: Vec<f64> = scaled.windows(2).map(slope).collect();
-    let last = slopes.last().copied().unwrap_or(0.0).max(0.0);
-    let with_slope = scaled.iter().enumerate().map(|(index, &(size_bytes, cost_ns))| Point {
-        size_bytes,
-        cost_ns,
-        slope: slopes.get(index).copied().unwrap_or(last),
-    });
-    with_slope.collect()
+impl Curve {
+    /// Points of (MiB, microseconds) as a line; the last slope is that of the last two points, if
+    /// it rises. Nothing if they make no sense.
+    fn through(points: &[(f64, f64)]) -> Option<Curve> {
+        const MIB: f64 = 1_048_576.0;
+        let is_good = |&(at, us): &(f64, f64)| {
+            (0.0..=PLACE_MAX).contains(&at) && (0.0..=COST_US_MAX).contains(&us)
+        };
+        let rises = points.windows(2).all(|pair| pair[0].0 < pair[1].0);
+        if points.is_empty() || points.len() > POINTS_MAX || !rises || !points.iter().all(is_good) {
+            return None;
+        }
+        let scaled: Vec<(f64, f64)> =
+            points.iter().map(|&(at, us)| (at * MIB, us * 1000.0)).collect();
+        let slope = |pair: &[(f64, f64)]| (pair[1].1 - pair[0].1) / (pair[1].0 - pair[0].0);
+        let slopes: Vec<f64> = scaled.windows(2).map(slope).collect();
+        let last = slopes.last().copied().unwrap_or(0.0).max(0.0);
+        let with_slope = scaled.iter().enumerate().map(|(index, &(at, cost_ns))| Point {
+            at,
+            cost_ns,
+            slope: slopes.get(index).copied().unwrap_or(last),
+        });
+        let line: Vec<Point> = with_slope.collect();
+        // Sizes may lie so close that the line between them is upright.
+        line.iter().all(|point| point.slope.is_finite()).then_some(Curve(line))
+    }
+
+    #[inline]
+    fn at(&self, place: f64) -> f64 {
+        let Curve(line) = self;
+        if place <= line[0].at {
+            return line[0].cost_ns;
+        }
+        let last = line[line.partition_point(|point| point.at <= place) - 1];
+        last.cost_ns + (place - last.at) * last.slope
+    }
 }
 
 #[cfg(test)]
@@ -253,5 +378,73 @@ mod tests {
     fn unknown_profile_names_the_known() {
         let error = CostProfile::shipped("b300").expect_err("does not ship").to_string();
         assert!(error.contains("b300") && error.contains("h200"), "{error}");
+    }
+
+    /// A profile in which malloc has these points and everything else costs 1 µs.
+    fn with_malloc(points: &str) -> Result<CostProfile, ProfileError> {
+        let rest = DeviceCall::ALL.into_iter().skip(1);
+        let rest: Vec<String> = rest.map(|call| format!("\"{}\": [[2, 1]]", call.name())).collect();
+        CostProfile::from_json(&format!(
+            "{{\"name\": \"p\", \"gpu\": \"g\", \"driver\": \"d\", \"date\": \"t\", \"method\": \"m\",
+              \"calls\": {{\"malloc\": {points}, {}}}}}",
+            rest.join(", ")
+        ))
+    }
+
+    #[test]
+    fn tables_that_make_no_sense_are_refused_by_name() {
+        let many: Vec<String> = (0..2000).map(|at| format!("[{at}, 1]")).collect();
+        let many = format!("[{}]", many.join(","));
+        for points in [
+            "[]",
+            "[[4, 1], [2, 1]]",
+            "[[2, 1], [2, 3]]",
+            "[[2, -1]]",
+            "[[-2, 1]]",
+            "[[1e300, 1]]",
+            "[[2, 1e300]]",
+            "[[0, 0], [5e-324, 1e12]]",
+            &many,
+        ] {
+            let error = with_malloc(points).expect_err(points);
+            let text = error.to_string();
+            assert!(text.starts_with("cost profile p: the points of malloc must have"), "{text}");
+        }
+        for points in ["[[2, NaN]]", "[[2, 1e999]]", "[[2]]", "\"x\""] {
+            let text = with_malloc(points).expect_err(points).to_string();
+            assert!(text.starts_with("not a cost profile: ") && !text.contains('\n'), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        let mut profile = with_malloc("[[0.5, 1.25], [2, 3]]").expect("good");
+        let plain = profile.to_json().expect("plain data");
+        assert!(!plain.contains("tails"), "{plain}");
+        profile.fraglab_version = Some("1.2.3".to_owned());
+        profile.tails.insert(DeviceCall::Malloc, vec![(2.0, 0.5), (4.0, 7000.0)]);
+        let text = profile.to_json().expect("plain data");
+        let read = CostProfile::from_json(&text).expect("what was written");
+        assert_eq!(read.to_json().expect("plain data"), text);
+        assert_eq!(read.median_ns(DeviceCall::Malloc, MIB), 1250.0 + 1750.0 / 3.0);
+        // Flat below the first point, half way between the two, and straight on.
+        assert_eq!(read.cost_ns(DeviceCall::Malloc, MIB), 1250.0 + 1750.0 / 3.0 + 500.0);
+        let tail_ns = |mib| {
+            let size_bytes = mib * MIB;
+            let malloc = DeviceCall::Malloc;
+            read.cost_ns(malloc, size_bytes) - read.median_ns(malloc, size_bytes)
+        };
+        assert!((tail_ns(3) - 3_500_250.0).abs() < 1e-6);
+        assert!((tail_ns(6) - (7_000_000.0 + 6_999_500.0)).abs() < 1e-6);
+        assert_eq!(read.cost_ns(DeviceCall::Free, MIB), read.median_ns(DeviceCall::Free, MIB));
+    }
+
+    #[test]
+    fn a_bad_further_table_is_named_with_the_table() {
+        let mut profile = with_malloc("[[2, 1]]").expect("good");
+        profile.tails.insert(DeviceCall::Map, vec![(5.0, 1.0), (1.0, 2.0)]);
+        let text = profile.to_json().expect("plain data");
+        let error = CostProfile::from_json(&text).expect_err("falling sizes").to_string();
+        assert!(error.contains("the points of tails.map must"), "{error}");
     }
 }

@@ -1,27 +1,18 @@
 //! A simulated device: capacity, addresses, and the books of a driver.
 //!
-//! Physical memory is charged in units of 2 MiB ([`GRANULARITY_BYTES`]). Mallocs under 1 MiB share
-//! units: together they are charged their sum rounded up, as a driver packs small ranges into
-//! pages.
-//!
-//! ```text
-//!   charged = ⌈Σ small mallocs / 2 MiB⌉ + Σ ⌈large malloc / 2 MiB⌉ + Σ created physical pieces
-//! ```
-//!
-//! Which address a range gets is the business of the [address policy](addresses). A driver process
+//! Physical memory is charged in units of 2 MiB ([`GRANULARITY_BYTES`]), which mallocs under 1 MiB
+//! share. Which address a range gets is the business of the [address policy](addresses). A driver process
 //! tolerates only so many addresses and mappings; [`Sim::capped`] sets where that ends.
 
 pub mod addresses;
 
 use std::collections::{BTreeMap, HashMap};
 
+use super::charge::Charge;
 use super::{
     Device, DeviceCall, DeviceError, Extent, GRANULARITY_BYTES, MemoryInfo, PhysicalHandle,
 };
 use addresses::{Addresses, HostCopy};
-
-/// Mallocs below this many bytes share 2 MiB units.
-const SHARED_UNIT_LIMIT_BYTES: u64 = 1 << 20;
 
 /// What an unlimited device reports as its size, and what reservations are made for: 1 TiB.
 pub const UNLIMITED_TOTAL_BYTES: u64 = 1 << 40;
@@ -31,12 +22,10 @@ type FastMap<V> = HashMap<u64, V, foldhash::fast::FixedState>;
 /// A simulated device.
 #[derive(Clone, Debug)]
 pub struct Sim {
-    /// Physical units that may be in use.
-    capacity_units: u64,
+    /// Physical memory in use, and how much may be.
+    charge: Charge,
     /// What [`Device::memory_info`] reports as total.
     total_bytes: u64,
-    units_in_use: u64,
-    small_bytes: u64,
     addresses: Addresses,
     mallocs: FastMap<u64>,
     pieces: Vec<Piece>,
@@ -123,10 +112,8 @@ impl Sim {
     /// `total_bytes` (the capacity if absent) and gives out `addresses`.
     pub fn new(capacity_bytes: Option<u64>, total_bytes: Option<u64>, addresses: Addresses) -> Sim {
         Sim {
-            capacity_units: capacity_bytes.map_or(u64::MAX, |bytes| bytes / GRANULARITY_BYTES),
+            charge: Charge::new(capacity_bytes),
             total_bytes: total_bytes.or(capacity_bytes).unwrap_or(UNLIMITED_TOTAL_BYTES),
-            units_in_use: 0,
-            small_bytes: 0,
             addresses,
             mallocs: FastMap::default(),
             pieces: Vec::new(),
@@ -171,10 +158,7 @@ impl Sim {
 
     /// Takes over a malloc that was there before, beyond any capacity. For the start of a replay.
     pub fn hold(&mut self, address: u64, size_bytes: u64) {
-        self.units_in_use = self.units_in_use.saturating_add(self.malloc_units(size_bytes));
-        if size_bytes < SHARED_UNIT_LIMIT_BYTES {
-            self.small_bytes += size_bytes;
-        }
+        self.charge.malloc(size_bytes);
         self.mallocs.insert(address, size_bytes);
         self.address_room_bytes = self.address_room_bytes.saturating_sub_unsigned(size_bytes);
         self.addresses.hold(address, size_bytes);
@@ -189,8 +173,8 @@ impl Sim {
     /// Takes over a page that was mapped before, in a reservation that is held; the handle of its
     /// memory is gone.
     pub fn hold_page(&mut self, address: u64, size_bytes: u64) {
-        let units = size_bytes.div_ceil(GRANULARITY_BYTES);
-        self.units_in_use = self.units_in_use.saturating_add(units);
+        let units = Charge::piece_units(size_bytes);
+        self.charge.create(size_bytes);
         let slot = self.new_piece(size_bytes);
         self.pieces[slot as usize].mappings = 1;
         self.pieces[slot as usize].held = false;
@@ -236,17 +220,6 @@ impl Sim {
         (piece.held && piece.handle(slot) == handle).then_some(slot)
     }
 
-    /// Physical units that `size_bytes` more would take from a malloc.
-    #[inline]
-    fn malloc_units(&self, size_bytes: u64) -> u64 {
-        if size_bytes < SHARED_UNIT_LIMIT_BYTES {
-            let units = |bytes: u64| bytes.div_ceil(GRANULARITY_BYTES);
-            units(self.small_bytes + size_bytes) - units(self.small_bytes)
-        } else {
-            size_bytes.div_ceil(GRANULARITY_BYTES)
-        }
-    }
-
     #[inline]
     fn check_units(
         &self,
@@ -254,7 +227,7 @@ impl Sim {
         requested_bytes: u64,
         units: u64,
     ) -> Result<(), DeviceError> {
-        if units > self.capacity_units.saturating_sub(self.units_in_use) {
+        if !self.charge.holds(units) {
             let free_bytes = self.memory_info().free_bytes;
             return Err(DeviceError::OutOfMemory { call, requested_bytes, free_bytes });
         }
@@ -275,7 +248,7 @@ impl Sim {
         let piece = self.pieces[slot as usize];
         if !piece.held && piece.mappings == 0 {
             self.spare_pieces.push(slot);
-            self.units_in_use -= piece.size_bytes.div_ceil(GRANULARITY_BYTES);
+            self.charge.drop_piece(piece.size_bytes);
         }
     }
 
@@ -379,15 +352,11 @@ fn is_whole_units(size_bytes: u64) -> bool {
 impl Device for Sim {
     #[inline]
     fn malloc(&mut self, size_bytes: u64) -> Result<u64, DeviceError> {
-        let units = self.malloc_units(size_bytes);
-        self.check_units(DeviceCall::Malloc, size_bytes, units)?;
+        self.check_units(DeviceCall::Malloc, size_bytes, self.charge.malloc_units(size_bytes))?;
         self.check_addresses(size_bytes)?;
         let address = self.addresses.take(size_bytes)?;
         self.address_room_bytes -= size_bytes as i64;
-        self.units_in_use += units;
-        if size_bytes < SHARED_UNIT_LIMIT_BYTES {
-            self.small_bytes += size_bytes;
-        }
+        self.charge.malloc(size_bytes);
         self.mallocs.insert(address, size_bytes);
         Ok(address)
     }
@@ -397,11 +366,8 @@ impl Device for Sim {
         let Some(size_bytes) = self.mallocs.remove(&address) else {
             return Err(DeviceError::Invalid { call: DeviceCall::Free, address, size_bytes: 0 });
         };
-        if size_bytes < SHARED_UNIT_LIMIT_BYTES {
-            self.small_bytes -= size_bytes;
-        }
         self.address_room_bytes += size_bytes as i64;
-        self.units_in_use -= self.malloc_units(size_bytes);
+        self.charge.free(size_bytes);
         self.addresses.give_back(address, size_bytes);
         Ok(size_bytes)
     }
@@ -431,9 +397,8 @@ impl Device for Sim {
         if !is_whole_units(size_bytes) {
             return Err(DeviceError::Invalid { call, address: 0, size_bytes });
         }
-        let units = size_bytes / GRANULARITY_BYTES;
-        self.check_units(call, size_bytes, units)?;
-        self.units_in_use += units;
+        self.check_units(call, size_bytes, Charge::piece_units(size_bytes))?;
+        self.charge.create(size_bytes);
         let slot = self.new_piece(size_bytes);
         Ok(self.pieces[slot as usize].handle(slot))
     }
@@ -524,9 +489,8 @@ impl Device for Sim {
 
     fn memory_info(&self) -> MemoryInfo {
         // An unlimited device reports its total less what is in use, and never less than nothing.
-        let in_use_bytes = self.units_in_use.saturating_mul(GRANULARITY_BYTES);
-        let limit_bytes = self.capacity_units.saturating_mul(GRANULARITY_BYTES);
-        let free_bytes = limit_bytes.min(self.total_bytes).saturating_sub(in_use_bytes);
+        let limit_bytes = self.charge.capacity_bytes().min(self.total_bytes);
+        let free_bytes = limit_bytes.saturating_sub(self.charge.in_use_bytes());
         MemoryInfo { free_bytes, total_bytes: self.total_bytes }
     }
 }
