@@ -288,7 +288,7 @@ fn a_device_with_caps_refuses_what_is_beyond() {
         (result.device.address_bytes_max, result.device.mappings_max),
         (Some(20 << 30), Some(3))
     );
-    assert_eq!(result.device.mappings_peak, 3);
+    assert_eq!(result.device.mappings_peak, Some(3));
     assert_eq!(result.calls.address_reserve, 2);
     // Options go before the trace's. With a fourth mapping `b` is met, without a third range `d` is
     // not.

@@ -17,6 +17,7 @@
 
 mod advise;
 mod anonymize;
+mod calibrate;
 mod check;
 mod compare;
 mod console;
@@ -26,6 +27,7 @@ mod expectations;
 mod experiment;
 mod explain;
 mod r#gen;
+mod hardware;
 mod info;
 mod input;
 mod job;
@@ -36,6 +38,7 @@ mod output;
 mod plan;
 mod plan_chunks;
 mod progress;
+mod python;
 mod report_dir;
 mod run;
 mod setup;
@@ -75,6 +78,8 @@ Examples:
       the trace of a job that nobody has run yet
   fraglab info snapshot.pickle
       what is in a file
+  fraglab python > fraglab_torch.py
+      the file that a PyTorch job imports to record itself
   fraglab lint-conf max_split_size_mb:128,expandable_segments:True
       what a PYTORCH_CUDA_ALLOC_CONF string does, and its traps
 
@@ -125,6 +130,8 @@ enum Command {
     PlanChunks(plan_chunks::Args),
     /// Compare the simulated PyTorch allocator with what a recording's real one did
     Verify(verify::Args),
+    /// Print the Python file that records a PyTorch job, or runs it on one of these allocators
+    Python(python::Args),
     /// Tell what is in a trace: its source, settings, history and statistics
     Info(info::Args),
     /// Make the trace of a job from a description of model, strategies and hardware
@@ -133,6 +140,8 @@ enum Command {
     Convert(convert::Args),
     /// Write a trace without what tells whose it is, to attach it to a public issue
     Anonymize(anonymize::Args),
+    /// Measure what device calls cost on a GPU, as a profile; or show a profile
+    Calibrate(calibrate::Args),
     /// Tell what a settings string of PyTorch's allocator does, and its traps
     LintConf(lint_conf::Args),
     /// List the allocators with their parameters, the cost profiles and the trace formats
@@ -185,6 +194,7 @@ fn execute(cli: Cli, console: &Console) -> anyhow::Result<Verdict> {
         Command::Run(args) => run::execute(args, console),
         Command::Compare(args) => compare::execute(args, console),
         Command::Advise(args) => advise::execute(args, console),
+        Command::Calibrate(args) => calibrate::execute(&args, console),
         Command::Check(args) => check::execute(args, console),
         Command::Plan(args) => plan::execute(args, console),
         Command::PlanChunks(args) => plan_chunks::execute(&args, console),
@@ -195,6 +205,7 @@ fn execute(cli: Cli, console: &Console) -> anyhow::Result<Verdict> {
         Command::Convert(args) => convert::execute(&args, console),
         Command::Experiment(args) => experiment::execute(&args, console),
         Command::Anonymize(args) => anonymize::execute(&args, console),
+        Command::Python(args) => python::execute(&args, console),
         Command::LintConf(args) => lint_conf::execute(&args, console),
         Command::Diff(args) => diff::execute(args, console),
         Command::List(args) => list::execute(&args, console),

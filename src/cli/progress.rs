@@ -38,6 +38,23 @@ impl Progress {
         Progress::new(&[], 0, "replays", quiet)
     }
 
+    /// A bar over the events of replays that take as long as a real GPU does.
+    pub(super) fn over_events(quiet: bool) -> Progress {
+        Progress::new(&[], 0, "events", quiet)
+    }
+
+    /// What the bar is over now.
+    pub(super) fn name(&self, newest: String) {
+        self.bar.set_message(newest);
+    }
+
+    /// A bar over rounds of measuring, and what is measured.
+    pub(super) fn over_rounds(quiet: bool, what: String) -> Progress {
+        let progress = Progress::new(&[], 0, "rounds", quiet);
+        progress.bar.set_message(what);
+        progress
+    }
+
     /// So many replays are done, of those that are known to come.
     pub(super) fn at(&self, done: u64, all: u64) {
         self.bar.set_length(all);

@@ -12,13 +12,16 @@ use rayon::prelude::*;
 use super::Verdict;
 use super::console::Console;
 use super::expectations::{ExpectReport, Expected, place};
+use super::hardware::{CudaCard, GpuPlan, HardwareArgs};
 use super::input;
 use super::output;
 use super::progress::Progress;
 use super::report_dir::{ReportArgs, ReportCell, ReportDir};
 use super::setup::{self, CellArgs, ReadArgs, SetupArgs, parse_size};
 use crate::alloc::spec::{AllocSpec, SpecError};
-use crate::engine::{self, Observe, Observed, RunOptions, RunResult, Status};
+use crate::engine::{
+    self, Bench, Observe, Observed, Prepared, RunError, RunOptions, RunResult, Status,
+};
 use crate::import::ReadOptions;
 use crate::metrics::{EnvelopePoint, TimelineRow};
 use crate::report::html::IndexEntry;
@@ -38,6 +41,8 @@ Examples:
   fraglab run --trace traces/cases/*.txt --check-expect --quiet
   fraglab run --trace snapshot.pickle --alloc caching,expandable --report report
       a page to look at: report/index.html
+  fraglab run --trace job.json --alloc caching,stitch --device cuda --touch full
+      the same calls on a real GPU, timed, every block written and checked
   printf 'alloc a 100MiB\\nfree a\\n' | fraglab run --trace - --alloc native
 
 The table: requested is what the program asked for, allocated the same as rounded, reserved what the \
@@ -47,8 +52,8 @@ stream or pool (free, but not for this request), hard (free, in a segment with a
 (free, in a wholly free segment). Device time a step: what the device calls cost from one mark \
 stepN.* to that of the next step, and how much that is of the recorded time.
 
-Exit codes: 0 good, 1 some allocator ran out of memory or an expectation failed, 2 something could \
-not be done.";
+Exit codes: 0 good, 1 some allocator ran out of memory, an expectation failed, or a block on a GPU \
+did not hold what was written there, 2 something could not be done.";
 
 const CHECK_EXPECT_HELP: &str = "\
 Check the `expect` lines of the traces
@@ -81,7 +86,10 @@ pub(super) struct Args {
     #[command(flatten)]
     cells: CellArgs,
 
-    /// Physical memory of the simulated device, as in 80GiB
+    #[command(flatten)]
+    hardware: HardwareArgs,
+
+    /// Physical memory of the device, as in 80GiB
     ///
     /// By default the trace's own, else what the recorded device had, else unlimited.
     #[arg(long, value_name = "SIZE", value_parser = parse_size, long_help = capacity_help())]
@@ -158,8 +166,8 @@ enum LogStyle {
 
 fn capacity_help() -> String {
     format!(
-        "Physical memory of the simulated device, as in 80GiB\n\nBy default the trace's own, else \
-         what the recorded device had, else unlimited. {}",
+        "Physical memory of the device, as in 80GiB\n\nBy default the trace's own, else what the \
+         recorded device had, else unlimited. {}",
         super::SIZES_HELP
     )
 }
@@ -192,11 +200,13 @@ struct Plan {
     report: Option<ReportDir>,
     check_expect: bool,
     log_style: Option<LogStyle>,
+    /// Cells run on a real GPU.
+    on_card: bool,
     quiet: bool,
 }
 
 impl Plan {
-    fn new(args: Args) -> anyhow::Result<Plan> {
+    fn new(args: Args, on_card: bool) -> anyhow::Result<Plan> {
         let (traces, mut specs) = args.cells.paths_and_specs()?;
         let outputs = [&args.json, &args.decisions, &args.timeline].map(Option::as_deref);
         let report = args.report.plan(&traces)?;
@@ -231,6 +241,7 @@ impl Plan {
             report,
             check_expect: args.check_expect,
             log_style: args.log_style,
+            on_card,
             quiet: args.reading.quiet,
         };
         // A misspelt allocator is told before any file is read.
@@ -259,7 +270,8 @@ impl Plan {
         let RunOptions { capacity_bytes, limit_bytes, settings, address_policy, .. } =
             &self.options;
         let RunOptions { address_bytes_max, mappings_max, .. } = &self.options;
-        capacity_bytes.is_none()
+        !self.on_card
+            && capacity_bytes.is_none()
             && limit_bytes.is_none()
             && address_bytes_max.is_none()
             && mappings_max.is_none()
@@ -332,10 +344,15 @@ impl TraceRun {
 /// If the plan makes no sense or an output cannot be written. What goes wrong with one trace is
 /// told, and the others go on.
 pub(super) fn execute(args: Args, console: &Console) -> anyhow::Result<Verdict> {
-    let plan = Plan::new(args)?;
+    let gpu = args.hardware.open(&args.setup, args.address_seeds.is_some())?;
+    let plan = Plan::new(args, gpu.is_some())?;
     setup::tell_doubts(plan.options.capacity_bytes, plan.options.limit_bytes, console);
     let tell = |path: &Path, run: &TraceRun| tell_problems(&plan, path, run, console);
-    let (mut runs, mut verdict) = setup::kept(&plan.traces, replay_all(&plan), tell, console);
+    let replayed = match &gpu {
+        None => replay_all(&plan),
+        Some(gpu) => replay_all_on(&plan, gpu, console),
+    };
+    let (mut runs, mut verdict) = setup::kept(&plan.traces, replayed, tell, console);
     let single = plan.traces.len() == 1 && runs.iter().all(|(_, run)| run.cells.len() == 1);
     tell_apart(&mut runs);
     write_files(&plan, &runs, single, console)?;
@@ -391,19 +408,80 @@ fn replay_all(plan: &Plan) -> Vec<anyhow::Result<TraceRun>> {
         limit_is_told: plan.options.limit_bytes.is_some(),
         ..progress.read_options(plan.gpu)
     };
+    let simulate = |trace: &Trace, path: &Path, specs: Vec<AllocSpec>, observe| {
+        let cells = specs.into_par_iter().map(|spec| {
+            let outcome = engine::run(trace, &spec, &plan.options, observe)
+                .with_context(|| path.display().to_string());
+            Cell { spec, outcome }
+        });
+        cells.collect()
+    };
     let runs = plan.traces.par_iter().enumerate().map(|(place, path)| {
-        let run = replay(plan, place, path, &options);
+        let run = replay(plan, place, path, &options, simulate);
         progress.file_done();
         run
     });
     runs.collect()
 }
 
+/// Replays on a GPU, a cell after the other.
+fn replay_all_on(plan: &Plan, gpu: &GpuPlan, console: &Console) -> Vec<anyhow::Result<TraceRun>> {
+    let progress = Progress::over_events(plan.quiet);
+    let options = ReadOptions {
+        limit_is_told: plan.options.limit_bytes.is_some(),
+        ..progress.read_options(plan.gpu)
+    };
+    let run_cells = |trace: &Trace, path: &Path, specs: Vec<AllocSpec>, observe| {
+        let wait = gpu.long_wait(trace, specs.len()).filter(|_| !plan.quiet);
+        if let Some(wait) = wait {
+            console.warn(path, &wait);
+        }
+        let prepared = Prepared::new(trace, &plan.options);
+        let bench = Bench {
+            card: &gpu.card,
+            touch: gpu.touch,
+            pace: gpu.pace,
+            passes: gpu.passes,
+            split: plan.report.is_some() || specs.len() == 1,
+            progress: &|done, all| progress.at(done, all),
+        };
+        let cells = specs.into_iter().map(|spec| {
+            progress.name(format!("{} {spec}", trace.header.name));
+            let outcome = run_on(&prepared, &spec, &bench, observe);
+            let outcome = outcome.with_context(|| path.display().to_string());
+            Cell { spec, outcome }
+        });
+        cells.collect()
+    };
+    let traces = plan.traces.iter().enumerate();
+    traces.map(|(place, path)| replay(plan, place, path, &options, run_cells)).collect()
+}
+
+/// One cell on a GPU, unless nothing works there any more.
+fn run_on(
+    prepared: &Prepared<'_>,
+    spec: &AllocSpec,
+    bench: &Bench<'_, CudaCard>,
+    observe: Observe,
+) -> anyhow::Result<Observed> {
+    anyhow::ensure!(
+        !bench.card.is_lost(),
+        "{spec} was not replayed: an earlier replay ended all work on the GPU"
+    );
+    let end = engine::run_on_hardware(prepared, spec, bench, observe);
+    if let Err(RunError::Hardware(error)) = &end {
+        bench.card.learn(error);
+    }
+    Ok(end?)
+}
+
+/// Reads a trace and replays it through its allocators by `run_cells`.
 fn replay(
     plan: &Plan,
     place: usize,
     path: &Path,
     options: &ReadOptions,
+    run_cells: impl FnOnce(&Trace, &Path, Vec<AllocSpec>, Observe) -> Vec<Cell>,
 ) -> anyhow::Result<TraceRun> {
     let imported = input::read(path, options)?;
     let trace = &imported.trace;
@@ -414,12 +492,7 @@ fn replay(
     );
     let specs = plan.specs_for(path, trace)?;
     let observe = plan.observe(specs.len());
-    let cells = specs.into_par_iter().map(|spec| {
-        let outcome = engine::run(trace, &spec, &plan.options, observe)
-            .with_context(|| path.display().to_string());
-        Cell { spec, outcome }
-    });
-    let cells: Vec<Cell> = cells.collect();
+    let cells = run_cells(trace, path, specs, observe);
     let report = plan.report.as_ref().map(|dir| write_report(dir, plan, place, trace, &cells));
     Ok(TraceRun {
         cells,
@@ -465,7 +538,13 @@ fn tell_problems(plan: &Plan, path: &Path, run: &TraceRun, console: &Console) ->
     }
     let cells = run.cells.iter().map(|cell| {
         let outcome = cell.outcome.as_ref().map(|observed| &observed.result);
-        setup::tell_cell(path, &cell.spec.to_string(), outcome, console)
+        let verdict = setup::tell_cell(path, &cell.spec.to_string(), outcome, console);
+        // The replay itself could be done: the answer is that the allocator is wrong.
+        let broken = |result: &RunResult| Some(result.hardware.as_ref()?.touch.mismatches > 0);
+        match outcome.ok().and_then(broken) {
+            Some(true) => Verdict::No,
+            _ => verdict,
+        }
     });
     cells.max().unwrap_or(Verdict::Good)
 }

@@ -109,6 +109,16 @@ impl SetupArgs {
         self.limit.is_some()
     }
 
+    /// A flag that is given and says what only a simulated device can be told.
+    pub(super) fn flag_of_simulated_device(&self) -> Option<&'static str> {
+        let flags = [
+            (self.address_space.is_some(), "--address-space"),
+            (self.mappings.is_some(), "--mappings"),
+            (self.addresses.is_some(), "--addresses"),
+        ];
+        flags.into_iter().find_map(|(is_given, flag)| is_given.then_some(flag))
+    }
+
     /// The options of a replay through these allocators, with the files that they name.
     ///
     /// # Errors

@@ -72,7 +72,7 @@ fn manage(
     if config.gpu_bytes.is_none() {
         config.gpu_bytes = match size {
             DeviceSize::Bytes(bytes) => Some(bytes),
-            DeviceSize::OfTrace => size.capacity_and_total_bytes(trace).0,
+            DeviceSize::OfTrace | DeviceSize::Card { .. } => size.capacity_and_total_bytes(trace).0,
             DeviceSize::Unlimited => DeviceSize::OfTrace.capacity_and_total_bytes(trace).0,
         };
     }
@@ -136,10 +136,21 @@ pub(super) fn run(
     size: DeviceSize,
     observe: Observe,
 ) -> Result<Observed, RunError> {
+    run_managed(prepared, spec, size, |derived, inner| run_on(derived, inner, size, observe))
+}
+
+/// Runs the manager on a simulated device of this size, and what it asked for through `run_inner` with
+/// the inner allocator.
+pub(super) fn run_managed(
+    prepared: &Prepared<'_>,
+    spec: &AllocSpec,
+    size: DeviceSize,
+    run_inner: impl FnOnce(&Prepared<'_>, &AllocSpec) -> Result<Observed, RunError>,
+) -> Result<Observed, RunError> {
     let Managed { run, inner, params } = manage(prepared, spec, size)?;
     let ChunkRun { trace, summary, log } = run;
     let derived = Prepared::new(&trace, prepared.options());
-    let mut observed = run_on(&derived, &inner, size, observe)?;
+    let mut observed = run_inner(&derived, &inner)?;
     let result = &mut observed.result;
     result.trace = prepared.summary().clone();
     result.allocator.name = spec.to_string();

@@ -21,7 +21,7 @@
 use std::collections::HashSet;
 
 use crate::alloc::caching::Config;
-use crate::device::{CostProfile, DeviceCall};
+use crate::device::{CostMeter, CostProfile, DeviceCall};
 use crate::trace::{Event, Op, RecordedAction, RecordedKind, Trace};
 use crate::units::MIB;
 
@@ -70,28 +70,29 @@ fn is_late(event: &Event, action: &RecordedAction, is_first: bool) -> bool {
 }
 
 /// What the device calls behind recorded actions cost.
-struct RecordedCosts<'a> {
-    profile: &'a CostProfile,
+struct RecordedCosts {
+    meter: CostMeter,
     /// Page of expandable segments in large pools.
     large_page_bytes: u64,
     /// Addresses where a page of a small pool was mapped.
     small_pages: HashSet<u64>,
 }
 
-impl<'a> RecordedCosts<'a> {
-    fn new(trace: &Trace, profile: &'a CostProfile) -> Self {
+impl RecordedCosts {
+    fn new(trace: &Trace, profile: &CostProfile) -> Self {
         let settings = trace.header.settings.as_deref().unwrap_or_default();
         let config = Config::parse(settings).unwrap_or_default();
         let large_page_bytes = config.large_segment_size_bytes;
-        RecordedCosts { profile, large_page_bytes, small_pages: HashSet::new() }
+        let meter = CostMeter::new(profile.clone());
+        RecordedCosts { meter, large_page_bytes, small_pages: HashSet::new() }
     }
 
     /// Cost of the calls behind the next action in nanoseconds.
     fn of(&mut self, action: &RecordedAction) -> f64 {
         let size = action.size_bytes;
         match action.kind {
-            RecordedKind::SegmentAlloc => self.profile.cost_ns(DeviceCall::Malloc, size),
-            RecordedKind::SegmentFree => self.profile.cost_ns(DeviceCall::Free, size),
+            RecordedKind::SegmentAlloc => self.meter.next_ns(DeviceCall::Malloc, size, 1),
+            RecordedKind::SegmentFree => self.meter.next_ns(DeviceCall::Free, size, 1),
             RecordedKind::SegmentMap => {
                 // A small pool needs one page at a time, and a large one has larger pages.
                 let is_small = size == SMALL_PAGE_BYTES;
@@ -112,11 +113,10 @@ impl<'a> RecordedCosts<'a> {
     }
 
     /// Cost of the calls on every page of a range of so many bytes.
-    fn per_page(&self, calls: &[DeviceCall], size_bytes: u64, is_small: bool) -> f64 {
+    fn per_page(&mut self, calls: &[DeviceCall], size_bytes: u64, is_small: bool) -> f64 {
         let large = !is_small && size_bytes.is_multiple_of(self.large_page_bytes);
         let page_bytes = if large { self.large_page_bytes } else { SMALL_PAGE_BYTES };
         let pages = size_bytes.div_ceil(page_bytes);
-        let one: f64 = calls.iter().map(|&call| self.profile.cost_ns(call, page_bytes)).sum();
-        one * pages as f64
+        calls.iter().map(|&call| self.meter.next_ns(call, page_bytes, pages)).sum()
     }
 }

@@ -10,6 +10,7 @@ mod chunked;
 mod clock;
 mod compare;
 mod completions;
+mod hardware;
 mod lifetimes;
 mod loading;
 mod packing;
@@ -30,6 +31,7 @@ use crate::chunk;
 pub use capacity::{CapacitySearch, SmallestCapacity, smallest_capacity};
 pub use chunk_plans::{BestChunks, Choice, ChunkPlan, ChunkedModel, plan_chunks};
 pub use compare::{CompareCell, Compared, Order, compare};
+pub use hardware::{Bench, Card, HardwareError, Pace, run_on_hardware};
 pub use lifetimes::{Lifetimes, StreamRule, lifetimes};
 pub use packing::{minimalloc_rows, packing_from_minimalloc, problem_from_minimalloc};
 pub use planning::{

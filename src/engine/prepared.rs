@@ -120,6 +120,13 @@ pub(super) enum DeviceSize {
     Bytes(u64),
     /// Without end; it reports [`UNLIMITED_TOTAL_BYTES`].
     Unlimited,
+    /// That of a card, or of one simulated as this: it starts empty, whatever the trace says.
+    Card {
+        /// Bytes that can be had of it.
+        capacity_bytes: u64,
+        /// What it reports as its total.
+        total_bytes: u64,
+    },
 }
 
 impl DeviceSize {
@@ -133,6 +140,9 @@ impl DeviceSize {
             }
             DeviceSize::Bytes(bytes) => (Some(bytes), Some(bytes)),
             DeviceSize::Unlimited => (None, Some(UNLIMITED_TOTAL_BYTES)),
+            DeviceSize::Card { capacity_bytes, total_bytes } => {
+                (Some(capacity_bytes), Some(total_bytes))
+            }
         }
     }
 }

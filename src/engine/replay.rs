@@ -8,10 +8,11 @@ use rayon::prelude::*;
 
 use super::chunked;
 use super::completions::Completions;
+use super::hardware::HardwareError;
 use super::loading::Loading;
 use super::prepared::{DeviceSize, Prepared};
 use super::result::{
-    AddressSpread, AllocatorSummary, DeviceSummary, FinalLevels, Outcome, RunResult,
+    AddressSpread, AllocatorSummary, CardSummary, DeviceSummary, FinalLevels, Outcome, RunResult,
     SCHEMA_VERSION, SimulatedTime, StartSummary, Status, Wall, caps,
 };
 use super::steps::{StepMeter, step_begins};
@@ -157,10 +158,26 @@ pub enum RunError {
         /// What was broken.
         message: String,
     },
+    /// The hardware could not be used.
+    #[error(transparent)]
+    Hardware(#[from] HardwareError),
 }
 
 /// The devices of a replay, one around the other.
-type SimDevice = Counting<Faulty<Sim>>;
+pub(super) type Wrapped<D> = Counting<Faulty<D>>;
+
+/// Those of a simulated one.
+type SimDevice = Wrapped<Sim>;
+
+/// Everything that may watch a replay beside what its caller looks for: decisions, time line,
+/// envelope and peaks of steps, the shadow map and the map of memory.
+pub(super) type Sinks = (
+    Option<Decisions>,
+    (
+        Option<Timeline>,
+        ((Option<Envelope>, Option<StepPeakTracker>), (Option<Shadow>, Option<MapSink>)),
+    ),
+);
 
 /// Takes a trace through one allocator on a simulated device.
 ///
@@ -360,7 +377,7 @@ pub(super) struct Watched {
 }
 
 /// The runner of a trace and what its allocator may know.
-fn prepare<'a>(
+pub(super) fn prepare<'a>(
     prepared: &'a Prepared<'a>,
     spec: &'a AllocSpec,
     size: DeviceSize,
@@ -381,6 +398,7 @@ fn prepare<'a>(
         observe,
         capacity_bytes,
         total_bytes,
+        as_on_card: matches!(size, DeviceSize::Card { .. }),
         stop_on_oom: options.stop_on_oom,
         loading: None,
     };
@@ -413,15 +431,17 @@ fn build_inputs(
 }
 
 /// Runs an allocator whose type is known.
-struct Runner<'a> {
-    prepared: &'a Prepared<'a>,
-    trace: &'a Trace,
+pub(super) struct Runner<'a> {
+    pub(super) prepared: &'a Prepared<'a>,
+    pub(super) trace: &'a Trace,
     spec: &'a AllocSpec,
-    options: &'a RunOptions,
+    pub(super) options: &'a RunOptions,
     observe: Observe,
     capacity_bytes: Option<u64>,
     total_bytes: Option<u64>,
-    stop_on_oom: bool,
+    /// The device is a card, or stands for one: it starts empty and knows no caps of the trace.
+    as_on_card: bool,
+    pub(super) stop_on_oom: bool,
     /// How the program loads, for the driver model.
     loading: Option<Loading>,
 }
@@ -437,69 +457,44 @@ impl Visitor for Runner<'_> {
         let mut sim = self.sim(policy)?;
         let started = self.start(&mut allocator, &mut sim);
         let device = self.wrapped(sim);
-        let program_ns = self.prepared.program_times();
-        let watched = self.observe != Observe::default() || self.options.paranoid;
         // The unwatched loop is compiled without any sink; whatever is watched shares one other.
-        let mut seen = Seen::default();
-        let run = if watched {
-            let sinks = (
-                self.observe.decisions.then(Decisions::default),
-                (
-                    self.observe.timeline.then(Timeline::default),
-                    (
-                        (
-                            self.observe.envelope.map(Envelope::new),
-                            self.observe
-                                .steps
-                                .then(|| StepPeakTracker::new(step_begins(self.trace))),
-                        ),
-                        (
-                            self.options.paranoid.then(Shadow::default),
-                            self.observe.map_blocks.map(|blocks_max| self.map_sink(blocks_max)),
-                        ),
-                    ),
-                ),
-            );
-            let (run, (decisions, (timeline, ((envelope, steps), (shadow, map))))) =
+        let (run, seen) = if self.is_watched() {
+            let sinks = self.sinks();
+            let (run, sinks) =
                 self.replay(allocator.clone(), device.clone(), sinks, u64::MAX, &started);
-            if let Some(breach) = shadow.as_ref().and_then(Shadow::breach) {
-                return Err(RunError::Contract {
-                    allocator: self.spec.to_string(),
-                    event: breach.event_index,
-                    message: breach.message.clone(),
-                });
-            }
-            seen.decisions = decisions.map_or_else(Vec::new, |sink| sink.rows);
-            seen.timeline =
-                timeline.map_or_else(Vec::new, |sink| self.timed(sink.rows, program_ns));
-            seen.envelope = envelope.map_or_else(Vec::new, Envelope::into_points);
-            self.time_envelope(&mut seen.envelope, program_ns);
-            seen.steps = steps.map_or_else(Vec::new, StepPeakTracker::into_rows);
-            let events_end = run.last_event as u64 + 1;
-            seen.map = map.map(|sink| sink.finish(self.trace, events_end));
-            run
+            let seen = self.seen(sinks, run.last_event)?;
+            (run, seen)
         } else {
-            self.replay(allocator.clone(), device.clone(), NoSink, u64::MAX, &started).0
+            let run = self.replay(allocator.clone(), device.clone(), NoSink, u64::MAX, &started).0;
+            (run, Seen::default())
         };
         let address_spread = self.address_spread(&run, fresh, policy);
         let split = self.split(&run, allocator, device, &started);
-        let mut result = self.result(run, split, policy, program_ns);
+        let device = self.simulated_device(&run, policy);
+        let mut result = self.result(run, split, device);
         result.start = self.start_summary(&started);
         result.address_spread = address_spread;
-        let Seen { decisions, timeline, envelope, steps, map } = seen;
-        let chunk_log = Vec::new();
-        Ok(Observed { result, decisions, timeline, envelope, steps, map, chunk_log })
+        Ok(seen.with(result))
     }
 }
 
 /// What the sinks of a replay kept.
 #[derive(Default)]
-struct Seen {
+pub(super) struct Seen {
     decisions: Vec<DecisionRow>,
     timeline: Vec<TimelineRow>,
     envelope: Vec<EnvelopePoint>,
     steps: Vec<StepPeaks>,
     map: Option<MemoryMap>,
+}
+
+impl Seen {
+    /// The result and what was watched.
+    pub(super) fn with(self, result: RunResult) -> Observed {
+        let Seen { decisions, timeline, envelope, steps, map } = self;
+        let chunk_log = Vec::new();
+        Observed { result, decisions, timeline, envelope, steps, map, chunk_log }
+    }
 }
 
 /// Looks at moments of a replay with an allocator whose type is known.
@@ -669,7 +664,7 @@ impl<A: Allocator> Gpu for LiveGpu<A> {
 
 /// How a replay begins.
 #[derive(Clone, Debug)]
-enum Started {
+pub(super) enum Started {
     /// With nothing.
     Empty,
     /// With the layout of the recorded allocator: handles of the blocks in use, in their order.
@@ -679,28 +674,49 @@ enum Started {
 }
 
 /// What a replay leaves behind.
-struct Replayed<A> {
-    allocator: A,
-    device: SimDevice,
-    peaks: Peaks,
+pub(super) struct Replayed<A, D> {
+    pub(super) allocator: A,
+    pub(super) device: Counting<D>,
+    pub(super) peaks: Peaks,
     requested_bytes: u64,
-    refusal: Option<Refusal>,
+    pub(super) refusal: Option<Refusal>,
     /// Requests that were refused.
     refusals: u64,
-    seconds: f64,
+    pub(super) seconds: f64,
     memory_events: u64,
     steps: StepMeter,
     /// Index of the last event that was replayed.
-    last_event: usize,
+    pub(super) last_event: usize,
+}
+
+impl<A, D> Replayed<A, D> {
+    /// Takes a replay that is over apart; the clock gave it `seconds`.
+    pub(super) fn of<S>(replay: Replay<'_, A, Counting<D>, S>, seconds: f64) -> (Self, S) {
+        let replayed = Replayed {
+            allocator: replay.allocator,
+            peaks: replay.peaks.peaks(),
+            requested_bytes: replay.requested_bytes,
+            refusal: replay.refusal,
+            refusals: replay.refusals,
+            seconds,
+            memory_events: replay.memory_events,
+            steps: replay.steps,
+            last_event: replay.env.event as usize,
+            device: replay.env.device,
+        };
+        (replayed, replay.env.sink)
+    }
 }
 
 /// The first refused request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Refusal {
-    event: u64,
+    /// Index of the event.
+    pub(super) event: u64,
     requested_bytes: u64,
     largest_hole_bytes: u64,
-    reserved_bytes: u64,
+    /// What the allocator held then.
+    pub(super) reserved_bytes: u64,
     /// The last call that the device refused for it; none if the allocator refused by itself.
     pub(super) refused_call: Option<RefusedCall>,
 }
@@ -789,23 +805,74 @@ impl Runner<'_> {
     }
 
     fn address_bytes_max(&self) -> Option<u64> {
-        self.options.address_bytes_max.or(self.trace.header.device.address_bytes_max)
+        let traced = self.trace.header.device.address_bytes_max.filter(|_| !self.as_on_card);
+        self.options.address_bytes_max.or(traced)
     }
 
     fn mappings_max(&self) -> Option<u64> {
-        self.options.mappings_max.or(self.trace.header.device.mappings_max)
+        let traced = self.trace.header.device.mappings_max.filter(|_| !self.as_on_card);
+        self.options.mappings_max.or(traced)
     }
 
-    fn wrapped(&self, sim: Sim) -> SimDevice {
-        let faulty = Faulty::new(sim, self.trace.header.faults.clone());
+    /// A device that refuses what the trace says, counted.
+    pub(super) fn wrapped<D: Device>(&self, device: D) -> Wrapped<D> {
+        let faulty = Faulty::new(device, self.trace.header.faults.clone());
         Counting::new(faulty, self.options.profile.clone())
+    }
+
+    /// Whether anything is to be watched.
+    fn is_watched(&self) -> bool {
+        self.observe != Observe::default() || self.options.paranoid
+    }
+
+    /// The sinks for what is to be watched.
+    pub(super) fn sinks(&self) -> Sinks {
+        let Observe { decisions, timeline, envelope, steps, map_blocks } = self.observe;
+        let steps = steps.then(|| StepPeakTracker::new(step_begins(self.trace)));
+        let map = map_blocks.map(|blocks_max| self.map_sink(blocks_max));
+        (
+            decisions.then(Decisions::default),
+            (
+                timeline.then(Timeline::default),
+                (
+                    (envelope.map(Envelope::new), steps),
+                    (self.options.paranoid.then(Shadow::default), map),
+                ),
+            ),
+        )
+    }
+
+    /// What the sinks kept in a replay that ended with an event.
+    ///
+    /// # Errors
+    /// If the shadow map saw the contract broken.
+    pub(super) fn seen(&self, sinks: Sinks, last_event: usize) -> Result<Seen, RunError> {
+        let (decisions, (timeline, ((envelope, steps), (shadow, map)))) = sinks;
+        if let Some(breach) = shadow.as_ref().and_then(Shadow::breach) {
+            return Err(RunError::Contract {
+                allocator: self.spec.to_string(),
+                event: breach.event_index,
+                message: breach.message.clone(),
+            });
+        }
+        let program_ns = self.prepared.program_times();
+        let mut envelope = envelope.map_or_else(Vec::new, Envelope::into_points);
+        self.time_envelope(&mut envelope, program_ns);
+        let events_end = last_event as u64 + 1;
+        Ok(Seen {
+            decisions: decisions.map_or_else(Vec::new, |sink| sink.rows),
+            timeline: timeline.map_or_else(Vec::new, |sink| self.timed(sink.rows, program_ns)),
+            envelope,
+            steps: steps.map_or_else(Vec::new, StepPeakTracker::into_rows),
+            map: map.map(|sink| sink.finish(self.trace, events_end)),
+        })
     }
 
     /// The run again under other address policies: seed 0 is the driver model, the others those of
     /// [`Addresses::seeded`]. An allocator that does not look at addresses does the same under all.
     fn address_spread<A: Allocator + Send>(
         &self,
-        run: &Replayed<A>,
+        run: &Replayed<A, Faulty<Sim>>,
         allocator: A,
         policy: AddressPolicy,
     ) -> Option<AddressSpread> {
@@ -813,7 +880,7 @@ impl Runner<'_> {
         if seeds == 0 {
             return None;
         }
-        let figures = |run: &Replayed<A>| (run.peaks, run.refusals);
+        let figures = |run: &Replayed<A, Faulty<Sim>>| (run.peaks, run.refusals);
         let mut runs: Vec<(Peaks, u64)> = Vec::new();
         if policy == AddressPolicy::Chunks || !A::ADDRESSES_MATTER {
             runs.push(figures(run));
@@ -869,7 +936,7 @@ impl Runner<'_> {
         mut sim: Sim,
         mut allocator: A,
         sink: S,
-    ) -> (Replayed<A>, S) {
+    ) -> (Replayed<A, Faulty<Sim>>, S) {
         let started = self.start(&mut allocator, &mut sim);
         self.replay(allocator, self.wrapped(sim), sink, u64::MAX, &started)
     }
@@ -877,6 +944,9 @@ impl Runner<'_> {
     /// Lets allocator and device begin with what was there when the history begins.
     fn start<A: Allocator>(&self, allocator: &mut A, sim: &mut Sim) -> Started {
         let Some(start) = &self.trace.start else { return Started::Empty };
+        if self.as_on_card {
+            return Started::Asked;
+        }
         let Some(handles) = allocator.adopt(start, &self.trace.blocks) else {
             return Started::Asked;
         };
@@ -903,7 +973,7 @@ impl Runner<'_> {
         Started::TakenOver(handles)
     }
 
-    fn start_summary(&self, started: &Started) -> Option<StartSummary> {
+    pub(super) fn start_summary(&self, started: &Started) -> Option<StartSummary> {
         let start = self.trace.start.as_ref()?;
         let in_use = start.blocks_in_use();
         let size = |block: BlockId| self.trace.blocks[block.index()].size_bytes;
@@ -926,7 +996,7 @@ impl Runner<'_> {
         sink: S,
         events_end: u64,
         started: &Started,
-    ) -> (Replayed<A>, S) {
+    ) -> (Replayed<A, Faulty<Sim>>, S) {
         let mut replay = Replay::new(self.trace, allocator, device, sink);
         if let Some(start) = &self.trace.start {
             replay.start(start, started);
@@ -944,40 +1014,27 @@ impl Runner<'_> {
             replay.run(loading.len(), computing, self.stop_on_oom);
         }
         let seconds = started.elapsed().as_secs_f64();
-        let replayed = Replayed {
-            allocator: replay.allocator,
-            peaks: replay.peaks.peaks(),
-            requested_bytes: replay.requested_bytes,
-            refusal: replay.refusal,
-            refusals: replay.refusals,
-            seconds,
-            memory_events: replay.memory_events,
-            steps: replay.steps,
-            last_event: replay.env.event as usize,
-            device: replay.env.device,
-        };
-        (replayed, replay.env.sink)
+        Replayed::of(replay, seconds)
     }
 
     /// What fragmentation is made of at the first refusal, else at the reserved peak: a second pass
     /// that stops there and reads the layout.
     fn split<A: Allocator>(
         &self,
-        run: &Replayed<A>,
+        run: &Replayed<A, Faulty<Sim>>,
         allocator: A,
         device: SimDevice,
         started: &Started,
     ) -> Option<Split> {
-        if run.peaks.reserved_bytes_peak == 0 {
-            return None;
-        }
-        let (at, event) = match run.refusal {
-            Some(refusal) => (SplitAt::Oom, refusal.event),
-            None => (SplitAt::ReservedPeak, run.peaks.reserved_event),
-        };
+        let (at, event) = split_at(run)?;
         let stopped = self.stopped(allocator, device, started, (at, event), event + 1)?;
+        Some(self.split_of(&stopped))
+    }
+
+    /// What fragmentation is made of where a replay stopped.
+    pub(super) fn split_of(&self, stopped: &Stopped) -> Split {
         let stream = self.trace.blocks[stopped.request.1.index()].stream;
-        Some(split(&stopped.layout, stream, stopped.pool, at, event))
+        split(&stopped.layout, stream, stopped.pool, stopped.at, stopped.at_event)
     }
 
     /// What lies there after the events before `events_end`: the moment that is called `at`, looked
@@ -990,15 +1047,32 @@ impl Runner<'_> {
         (at, event): (SplitAt, u64),
         events_end: u64,
     ) -> Option<Stopped> {
+        self.request_from(event)?;
+        let (stopped, _) = self.replay(allocator, device, NoSink, events_end, started);
+        self.looked_at(&stopped, at, event)
+    }
+
+    /// The first request from an event on: its event and its block.
+    pub(super) fn request_from(&self, event: u64) -> Option<(u64, BlockId)> {
         // Memory that was there at the start may be the most there ever is: then the first request.
         let from = usize::try_from(event).ok()?;
-        let events = self.trace.events.get(from..)?.iter().zip(event..);
-        let request = events.into_iter().find_map(|(event, index)| match event.op {
+        let mut events = self.trace.events.get(from..)?.iter().zip(event..);
+        events.find_map(|(event, index)| match event.op {
             Op::Alloc(block) | Op::Attempt(block) => Some((index, block)),
             _ => None,
-        })?;
+        })
+    }
+
+    /// What lies there where a replay stopped: the moment that is called `at`, looked at for the
+    /// next request from `event` on. Nothing if none follows.
+    pub(super) fn looked_at<A: Allocator, D: Device>(
+        &self,
+        stopped: &Replayed<A, D>,
+        at: SplitAt,
+        event: u64,
+    ) -> Option<Stopped> {
+        let request = self.request_from(event)?;
         let block = self.trace.blocks[request.1.index()];
-        let (stopped, _) = self.replay(allocator, device, NoSink, events_end, started);
         let mut layout = Vec::new();
         stopped.allocator.layout(&mut |block| layout.push(block));
         let asked =
@@ -1048,13 +1122,45 @@ impl Runner<'_> {
         }
     }
 
-    fn result<A: Allocator>(
+    fn simulated_device<A>(
         &self,
-        run: Replayed<A>,
-        split: Option<Split>,
+        run: &Replayed<A, Faulty<Sim>>,
         policy: AddressPolicy,
-        program_ns: &[u64],
+    ) -> DeviceSummary {
+        let sim = run.device.inner().inner();
+        DeviceSummary {
+            address_bytes_max: self.address_bytes_max(),
+            mappings_max: self.mappings_max(),
+            address_policy: Some(policy),
+            address_bytes_peak: Some(sim.reservation_bytes_peak()),
+            mappings_peak: Some(sim.mappings_peak()),
+            ..self.device("sim", None)
+        }
+    }
+
+    /// A device of a kind, a card if it is one.
+    pub(super) fn device(&self, kind: &'static str, card: Option<CardSummary>) -> DeviceSummary {
+        DeviceSummary {
+            kind,
+            card,
+            profile: self.options.profile.name.clone(),
+            profile_derived: self.options.profile.derived,
+            capacity_bytes: self.capacity_bytes,
+            address_bytes_max: None,
+            mappings_max: None,
+            address_policy: None,
+            address_bytes_peak: None,
+            mappings_peak: None,
+        }
+    }
+
+    pub(super) fn result<A: Allocator, D: Device>(
+        &self,
+        run: Replayed<A, D>,
+        split: Option<Split>,
+        device: DeviceSummary,
     ) -> RunResult {
+        let program_ns = self.prepared.program_times();
         let peaks = run.peaks;
         let share = |part: u64| {
             if peaks.reserved_bytes_peak == 0 {
@@ -1075,17 +1181,7 @@ impl Runner<'_> {
                 params: run.allocator.params().into_iter().collect(),
                 limit_bytes: run.allocator.limit_bytes(),
             },
-            device: DeviceSummary {
-                kind: "sim",
-                profile: self.options.profile.name.clone(),
-                profile_derived: self.options.profile.derived,
-                capacity_bytes: self.capacity_bytes,
-                address_bytes_max: self.address_bytes_max(),
-                mappings_max: self.mappings_max(),
-                address_policy: policy,
-                address_bytes_peak: run.device.inner().inner().reservation_bytes_peak(),
-                mappings_peak: run.device.inner().inner().mappings_peak(),
-            },
+            device,
             outcome: self.outcome(&run),
             peaks,
             start: None,
@@ -1112,11 +1208,13 @@ impl Runner<'_> {
                 events_per_second: run.memory_events as f64 / run.seconds.max(1e-9),
                 seconds: run.seconds,
                 peak_rss_bytes: peak_rss_bytes(),
+                hardware: None,
             },
+            hardware: None,
         }
     }
 
-    fn outcome<A: Allocator>(&self, run: &Replayed<A>) -> Outcome {
+    fn outcome<A: Allocator, D>(&self, run: &Replayed<A, D>) -> Outcome {
         if let Some(message) = run.allocator.failure() {
             return Outcome {
                 status: Status::Failed,
@@ -1140,7 +1238,11 @@ impl Runner<'_> {
         }
     }
 
-    fn simulated_time<A>(&self, run: &Replayed<A>, program_ns: &[u64]) -> SimulatedTime {
+    fn simulated_time<A, D: Device>(
+        &self,
+        run: &Replayed<A, D>,
+        program_ns: &[u64],
+    ) -> SimulatedTime {
         let trace = self.trace;
         let time_ns = |event: usize| trace.events.get(event).map_or(0, |event| event.time_ns);
         let recorded_ns = time_ns(run.last_event).saturating_sub(time_ns(0));
@@ -1154,6 +1256,17 @@ impl Runner<'_> {
             steps: run.steps.steps(trace, program_ns, run.last_event, &run.device),
         }
     }
+}
+
+/// Where to split the fragmentation of a replay: its first refusal, else its reserved peak. Nothing
+/// if nothing was reserved.
+pub(super) fn split_at<A, D>(run: &Replayed<A, D>) -> Option<(SplitAt, u64)> {
+    let peaks = &run.peaks;
+    (peaks.reserved_bytes_peak > 0).then_some(())?;
+    Some(match run.refusal {
+        Some(refusal) => (SplitAt::Oom, refusal.event),
+        None => (SplitAt::ReservedPeak, peaks.reserved_event),
+    })
 }
 
 /// Largest resident size of this process so far; 0 where the system does not tell.
@@ -1174,11 +1287,18 @@ struct Slot {
 }
 
 /// The world around the allocator in a replay.
-struct ReplayEnv<D, S> {
-    device: D,
-    sink: S,
+pub(super) struct ReplayEnv<D, S> {
+    pub(super) device: D,
+    pub(super) sink: S,
     event: u64,
     completions: Completions,
+}
+
+impl<D, S> ReplayEnv<D, S> {
+    /// Index of the event under way.
+    pub(super) fn event(&self) -> u64 {
+        self.event
+    }
 }
 
 impl<D: Device, S: Sink> Env for ReplayEnv<D, S> {
@@ -1216,22 +1336,22 @@ impl<D: Device, S: Sink> Env for ReplayEnv<D, S> {
 }
 
 /// A replay under way.
-struct Replay<'t, A, D, S> {
+pub(super) struct Replay<'t, A, D, S> {
     trace: &'t Trace,
-    allocator: A,
-    env: ReplayEnv<D, S>,
+    pub(super) allocator: A,
+    pub(super) env: ReplayEnv<D, S>,
     slots: Vec<Slot>,
     peaks: PeakTracker,
     requested_bytes: u64,
-    refusal: Option<Refusal>,
+    pub(super) refusal: Option<Refusal>,
     refusals: u64,
     /// alloc, attempt, free, defer and done events.
     memory_events: u64,
     steps: StepMeter,
 }
 
-impl<'t, A: Allocator, S: Sink> Replay<'t, A, SimDevice, S> {
-    fn new(trace: &'t Trace, allocator: A, device: SimDevice, sink: S) -> Self {
+impl<'t, A: Allocator, D: Device, S: Sink> Replay<'t, A, Counting<D>, S> {
+    pub(super) fn new(trace: &'t Trace, allocator: A, device: Counting<D>, sink: S) -> Self {
         let slots = trace.blocks.iter().map(|block| Slot {
             size_bytes: block.size_bytes,
             stream: block.stream,
@@ -1252,7 +1372,7 @@ impl<'t, A: Allocator, S: Sink> Replay<'t, A, SimDevice, S> {
     }
 
     /// Begins with the blocks that were in use when the history begins.
-    fn start(&mut self, start: &StartLayout, started: &Started) {
+    pub(super) fn start(&mut self, start: &StartLayout, started: &Started) {
         let handles = match started {
             Started::TakenOver(handles) => Some(handles),
             Started::Empty | Started::Asked => None,
@@ -1303,26 +1423,32 @@ impl<'t, A: Allocator, S: Sink> Replay<'t, A, SimDevice, S> {
 
     /// Takes the next events, the first of which has the index `first`. Gives whether it ended
     /// before their end.
-    fn run(&mut self, first: usize, events: &[Event], stop_on_oom: bool) -> bool {
+    pub(super) fn run(&mut self, first: usize, events: &[Event], stop_on_oom: bool) -> bool {
         for (index, event) in (first..).zip(events) {
-            self.env.event = index as u64;
-            self.step(event.op);
-            if S::LEVELS {
-                let levels = self.allocator.levels();
-                let device_ns = self.env.device.cost_ns();
-                let requested_bytes = self.requested_bytes;
-                self.env.sink.after_event(index as u64, requested_bytes, levels, device_ns);
-                if self.env.sink.wants_invariants()
-                    && let Err(message) = self.allocator.check_invariants()
-                {
-                    self.env.sink.broken(index as u64, &message);
-                }
-            }
+            self.event(index as u64, event.op);
             if stop_on_oom && self.refusal.is_some() {
                 return true;
             }
         }
         false
+    }
+
+    /// Takes one event, and tells the sinks what it left.
+    #[inline(always)]
+    pub(super) fn event(&mut self, index: u64, op: Op) {
+        self.env.event = index;
+        self.step(op);
+        if S::LEVELS {
+            let levels = self.allocator.levels();
+            let device_ns = self.env.device.cost_ns();
+            let requested_bytes = self.requested_bytes;
+            self.env.sink.after_event(index, requested_bytes, levels, device_ns);
+            if self.env.sink.wants_invariants()
+                && let Err(message) = self.allocator.check_invariants()
+            {
+                self.env.sink.broken(index, &message);
+            }
+        }
     }
 
     #[inline]

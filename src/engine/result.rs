@@ -8,7 +8,7 @@ use crate::alloc::Levels;
 use crate::alloc::planned::PlanSummary;
 use crate::chunk::{ChunkSummary, Traffic};
 use crate::device::CallCounts;
-use crate::metrics::{Peaks, Split};
+use crate::metrics::{Peaks, Split, TouchReport};
 use crate::trace::AddressPolicy;
 use crate::units::{Bytes, counted};
 
@@ -74,6 +74,9 @@ pub struct RunResult {
     pub chunk: Option<ChunkSummary>,
     /// Simulated time.
     pub time: SimulatedTime,
+    /// What a replay on a real GPU showed beside the allocator's own books; absent without one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hardware: Option<HardwareSummary>,
     /// What a clock measured. Never compared.
     pub wall: Wall,
 }
@@ -124,8 +127,11 @@ pub struct AllocatorSummary {
 /// The device in a result.
 #[derive(Clone, Debug, Serialize)]
 pub struct DeviceSummary {
-    /// `sim`.
+    /// `sim`, or `cuda` for a card.
     pub kind: &'static str,
+    /// The card.
+    #[serde(flatten)]
+    pub card: Option<CardSummary>,
     /// Name of the cost profile.
     pub profile: String,
     /// The profile is derived from published figures, not measured; absent if it is measured.
@@ -139,12 +145,26 @@ pub struct DeviceSummary {
     /// Most mappings that it allowed at once; absent without a cap.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mappings_max: Option<u64>,
-    /// Where addresses come from.
-    pub address_policy: AddressPolicy,
-    /// Most bytes of addresses that were reserved at once (virtual memory calls only).
-    pub address_bytes_peak: u64,
-    /// Most mappings that there were at once.
-    pub mappings_peak: u64,
+    /// Where addresses come from; nothing on a card, whose driver says.
+    pub address_policy: Option<AddressPolicy>,
+    /// Most bytes of addresses that were reserved at once (virtual memory calls only); simulated
+    /// devices only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub address_bytes_peak: Option<u64>,
+    /// Most mappings that there were at once; simulated devices only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mappings_peak: Option<u64>,
+}
+
+/// A real GPU.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct CardSummary {
+    /// Its name, as its driver tells it: `NVIDIA H200`.
+    pub name: String,
+    /// Version of the driver.
+    pub driver: String,
+    /// Which one of the machine, from 0.
+    pub ordinal: u32,
 }
 
 impl DeviceSummary {
@@ -299,8 +319,96 @@ impl StepTime {
     }
 }
 
+/// What a replay on a real GPU showed beside the allocator's own books.
+#[derive(Clone, Debug, Serialize)]
+pub struct HardwareSummary {
+    /// What the card says is used, beside what the allocator says it holds.
+    pub memory: CardMemory,
+    /// What was written into blocks and checked.
+    pub touch: TouchReport,
+    /// The same cell on a simulated device of the card's size.
+    pub simulated: SimulatedCell,
+}
+
+/// Memory as the driver tells it (`cuMemGetInfo`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct CardMemory {
+    /// All bytes of the card.
+    pub total_bytes: u64,
+    /// Free bytes before the first event.
+    pub free_bytes: u64,
+    /// When most was reserved, or the last time before that it was looked at.
+    pub at_reserved_peak: MemorySample,
+    /// After the last event.
+    pub at_end: MemorySample,
+}
+
+/// What is used at a moment, by the driver and by the allocator.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct MemorySample {
+    /// Index of the event after which it was looked at.
+    pub event_index: u64,
+    /// What the allocator says it holds.
+    pub reserved_bytes: u64,
+    /// How much less is free than before the first event. Negative where other processes gave
+    /// memory back meanwhile.
+    pub used_bytes: i64,
+}
+
+/// What the simulator says of a cell that was run on a card.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct SimulatedCell {
+    /// How it ended.
+    pub status: Status,
+    /// Most that it reserved, in bytes.
+    pub reserved_bytes_peak: u64,
+    /// Cost of its device calls by the profile.
+    pub allocator_device_ns: u64,
+    /// Its device calls.
+    pub calls: CallCounts,
+}
+
+/// What a clock measured of calls to a card, beside what the profile says of the same calls.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct HardwareWall {
+    /// By the name of the call; only calls that were made.
+    pub device_calls: BTreeMap<&'static str, CallTimes>,
+    /// Time of all successful calls together.
+    pub allocator_device_ns_measured: u64,
+    /// That over `time.allocator_device_ns`; nothing if no call costs anything.
+    pub measured_over_simulated: Option<f64>,
+    /// How far the passes lie apart of which this is one.
+    pub repeats: Repeats,
+    /// Seconds that filling and checking blocks took, beside the replay loop.
+    pub touch_seconds: f64,
+}
+
+/// The passes over a trace on a card, of which one is told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Repeats {
+    /// How many there were.
+    pub count: u32,
+    /// Time of all successful calls in the quickest, in nanoseconds.
+    pub least_ns: u64,
+    /// And in the slowest.
+    pub most_ns: u64,
+}
+
+/// Calls of one kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct CallTimes {
+    /// Calls that succeeded.
+    pub calls: u64,
+    /// Calls that the driver refused.
+    pub refused: u64,
+    /// What a clock says of those that succeeded.
+    pub measured_ns: u64,
+    /// What the profile says of them.
+    pub simulated_ns: u64,
+}
+
 /// What a clock measured.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct Wall {
     /// alloc, attempt, free, defer and done events over the time of the replay loop.
     pub events_per_second: f64,
@@ -308,4 +416,7 @@ pub struct Wall {
     pub seconds: f64,
     /// Largest resident size of the process so far.
     pub peak_rss_bytes: u64,
+    /// Calls to a card; absent without one.
+    #[serde(flatten)]
+    pub hardware: Option<HardwareWall>,
 }

@@ -98,7 +98,8 @@ pub enum VerifyError {
     /// There is nothing to compare with.
     #[error(
         "the trace has no record of what its allocator did, so there is nothing to compare; \
-         verify needs a snapshot recorded by PyTorch, or a trace converted from one"
+         verify needs a snapshot recorded by PyTorch, a trace converted from one, or one that the \
+         library for PyTorch recorded under caching or expandable"
     )]
     NoRecording,
     /// The history begins in the middle, and the layout at its start cannot be found.
@@ -151,7 +152,8 @@ struct State<'a> {
 struct Driver<'a> {
     trace: &'a Trace,
     entries: &'a [RecordedEntry],
-    /// Indices of the events that leave no entries of their own: pools and settings.
+    /// Indices of the events that may leave no entries of their own: pools, settings, and
+    /// `empty_cache` where every call is noted.
     silent: VecDeque<u32>,
     state: State<'a>,
     /// The state before a free that completed at once, where a flush may follow: the flush may have
@@ -261,8 +263,12 @@ impl<'a> Driver<'a> {
             device: Refuser::new(entries, total_bytes),
             mismatch: None,
         };
-        let is_silent = |op: Op| {
-            matches!(op, Op::PoolEnter(_) | Op::PoolLeave(_) | Op::PoolDelete(_) | Op::Settings(_))
+        let truth = trace.recording.as_ref().and_then(|recording| recording.truth.as_ref());
+        let calls_noted = truth.is_some_and(|truth| truth.calls_noted);
+        let is_silent = |op: Op| match op {
+            Op::PoolEnter(_) | Op::PoolLeave(_) | Op::PoolDelete(_) | Op::Settings(_) => true,
+            Op::EmptyCache => calls_noted,
+            _ => false,
         };
         let events = (0u32..).zip(&trace.events);
         let silent = events.filter(|(_, event)| is_silent(event.op)).map(|(at, _)| at).collect();
@@ -290,7 +296,7 @@ impl<'a> Driver<'a> {
             let at = self.state.env.position;
             let RecordedEntry { kind, event, .. } = self.entries[at];
             if let Some(&silent) = self.silent.front().filter(|&&silent| silent <= event) {
-                // Only a deleted pool has entries, those of the memory that it gives back.
+                // Only a deleted pool and an empty_cache have entries, of what they give back.
                 self.silent.pop_front();
                 self.silent_event(silent);
                 if silent < event || self.state.env.position > at {
@@ -322,6 +328,7 @@ impl<'a> Driver<'a> {
             Op::PoolLeave(pool) => caching.pool_leave(env, pool),
             Op::PoolDelete(pool) => caching.pool_delete(env, pool),
             Op::Settings(settings) => caching.change_settings(env, settings),
+            Op::EmptyCache => caching.empty_cache(env),
             _ => {}
         }
     }

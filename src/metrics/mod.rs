@@ -15,6 +15,7 @@ mod shadow;
 mod split;
 mod steps;
 mod timeline;
+mod touch;
 
 pub use decisions::{DecisionRow, Decisions};
 pub use envelope::{ENVELOPE_POINTS, Envelope, EnvelopePoint, FourLevels};
@@ -28,6 +29,7 @@ pub use shadow::Shadow;
 pub use split::{Split, SplitAt, split};
 pub use steps::{StepPeakTracker, StepPeaks};
 pub use timeline::{Timeline, TimelineRow};
+pub use touch::{TouchFailure, TouchMismatch, TouchMode, TouchReport, TouchSink};
 
 use crate::alloc::{Action, LayoutBlock, Levels};
 use crate::device::Extent;

@@ -11,6 +11,7 @@
 //!               ├─> json    what scripts rely on (DESIGN 7)
 //!               └─> expect  fields by name, against the trace's `expect` lines
 //!   Explanation, Advice, texts about memory ──> text, json
+//!   CostProfile, Calibration ──> text    tables of costs; all that was measured as CSV
 //!   EntryCheck ─┬─> text    what moved since a baseline, also as Markdown
 //!               └─> junit   the same as JUnit's XML
 //!   rows ─────────> table   CSV and Parquet

@@ -493,6 +493,7 @@ mod tests {
                 stats: [("reserved_bytes.all.peak".to_owned(), 72 << 30)].into(),
                 outcome: Some("ok".to_owned()),
                 peak_stats_reset: true,
+                calls_noted: false,
             }),
             warnings: Vec::new(),
         }

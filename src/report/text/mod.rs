@@ -3,6 +3,7 @@
 
 mod advise;
 mod anonymize;
+mod calibrate;
 mod check;
 mod chunk_steps;
 mod chunks;
@@ -11,6 +12,7 @@ mod diff;
 mod explain;
 mod explain_message;
 mod grid;
+mod hardware;
 mod info;
 mod job;
 mod lint;
@@ -23,6 +25,7 @@ mod verify;
 
 pub use advise::{Warning, advise};
 pub use anonymize::anonymized;
+pub use calibrate::{calibration_csv, calibration_notes, cost_profile};
 pub use check::{check, check_markdown, figure_line};
 pub use chunks::chunks;
 pub use compare::{TraceComparison, compare, compare_markdown};
@@ -35,6 +38,7 @@ pub use lint::{Effect, effects, lint};
 pub use list::{TraceFormatInfo, list};
 pub use plan::{capacity_reason, plan, plans};
 pub use run::{TraceRuns, run};
+#[cfg(feature = "figures")]
 pub(super) use run::{capacity, notes, refusal_note, setup, trace_line};
 pub use stalloc::stalloc_log;
 pub use verify::{VerifyTally, predictions, verify, verify_legend, verify_summary};

@@ -2,9 +2,10 @@
 
 use super::chunk_steps::chunk_steps;
 use super::grid::{Align, Cell, Grid};
+use super::hardware::hardware;
 use super::plan_steps::plan_steps;
 use super::{SizeUnit, Style, Tone, counted, duration, grouped, percent, printable, rate, wrapped};
-use crate::engine::{Outcome, RunResult, SimulatedTime, Status, StepTime};
+use crate::engine::{CardSummary, Outcome, RunResult, SimulatedTime, Status, StepTime};
 use crate::metrics::{Split, SplitAt};
 use crate::units::Bytes;
 
@@ -42,6 +43,7 @@ pub fn run(runs: &TraceRuns<'_>, style: Style) -> String {
         out.push_str(&plan_steps(result, style));
         out.push_str(&chunk_steps(result, style));
     }
+    out.push_str(&hardware(runs.results, style));
     let recorded = runs.results.iter().find(|result| result.allocator.name == "caching");
     if let (Some(result), Some(bytes)) = (recorded, runs.recorded_reserved_bytes_peak)
         && result.peaks.reserved_bytes_peak != bytes
@@ -204,7 +206,13 @@ pub(in crate::report) fn setup(
 ) -> Vec<String> {
     let device = &result.device;
     let capacity = capacity.map(|capacity| format!(" {capacity}")).unwrap_or_default();
-    let mut parts = vec![format!("device: {}{capacity}, {}", device.kind, costs(result))];
+    let name = match &device.card {
+        Some(CardSummary { name, driver, ordinal }) => {
+            format!("{} (cuda:{ordinal}, driver {})", printable(name), printable(driver))
+        }
+        None => device.kind.to_owned(),
+    };
+    let mut parts = vec![format!("device: {name}{capacity}, {}", costs(result))];
     parts.extend(device.caps());
     if let Some(settings) = settings.filter(|settings| !settings.is_empty()) {
         parts.push(format!("settings {}", printable(settings)));
@@ -328,9 +336,13 @@ fn spread_note(result: &RunResult) -> String {
 fn start(result: &RunResult) -> Vec<String> {
     let Some(start) = &result.start else { return Vec::new() };
     if !start.layout_kept {
-        let text = "was first asked for the blocks that were there, and its calls count these: \
-                    the recorded layout fits PyTorch's allocator with the recorded settings only";
-        return vec![text.to_owned()];
+        let why = match result.hardware {
+            Some(_) => "a GPU begins with nothing",
+            None => "the recorded layout fits PyTorch's allocator with the recorded settings only",
+        };
+        return vec![format!(
+            "was first asked for the blocks that were there, and its calls count these: {why}"
+        )];
     }
     let bounds =
         [("capacity", result.device.capacity_bytes), ("limit", result.allocator.limit_bytes)];
@@ -417,14 +429,15 @@ pub(crate) mod tests {
             },
             device: DeviceSummary {
                 kind: "sim",
+                card: None,
                 profile: "h200".to_owned(),
                 profile_derived: false,
                 capacity_bytes: Some(150_109_880_320),
                 address_bytes_max: None,
                 mappings_max: None,
-                address_policy: AddressPolicy::Chunks,
-                address_bytes_peak: 0,
-                mappings_peak: 0,
+                address_policy: Some(AddressPolicy::Chunks),
+                address_bytes_peak: Some(0),
+                mappings_peak: Some(0),
             },
             outcome: Outcome {
                 status: Status::Ok,
@@ -466,7 +479,13 @@ pub(crate) mod tests {
             transfers: None,
             chunk: None,
             time: SimulatedTime { allocator_device_ns: 1_234_567_890, ..SimulatedTime::default() },
-            wall: Wall { events_per_second: 20_123_456.0, seconds: 0.01, peak_rss_bytes: 7 },
+            wall: Wall {
+                events_per_second: 20_123_456.0,
+                seconds: 0.01,
+                peak_rss_bytes: 7,
+                hardware: None,
+            },
+            hardware: None,
         }
     }
 
