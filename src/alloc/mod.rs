@@ -247,6 +247,12 @@ pub trait Allocator: Clone {
     /// The pool's owner lets it go.
     fn pool_delete<E: Env>(&mut self, _env: &mut E, _pool: PoolId) {}
 
+    /// The program begins to use a stream that was not there when the allocator was built: the next
+    /// id after those that are known, and the handle that orders it among the others. Traces tell
+    /// all their streams beforehand; a running program does not. Allocators that keep no table of
+    /// streams ignore it.
+    fn stream_added(&mut self, _stream: StreamId, _handle: u64) {}
+
     /// A phase of the program begins: `step3.backward`. Allocators that do not follow the program's
     /// course ignore it.
     fn mark<E: Env>(&mut self, _env: &mut E, _phase: &str) {}

@@ -142,6 +142,8 @@ struct Segment {
 pub struct Caching {
     config: Config,
     limit_bytes: Option<u64>,
+    /// No limit was asked for, so that the changes of the recorded program hold.
+    limit_is_recorded: bool,
     blocks: Vec<Block>,
     /// Ids of `blocks` that stand for nothing.
     spare: Vec<u32>,
@@ -157,6 +159,8 @@ pub struct Caching {
     pages: BTreeMap<u64, PhysicalHandle>,
     /// Streams in ascending order of their handles.
     streams: Vec<StreamId>,
+    /// Handles of the streams, by [`StreamId`].
+    stream_handles: Vec<u64>,
     /// Whether ages of free blocks matter: there is a limit and a threshold (spec 3.4 step 0).
     collects_garbage: bool,
     /// No request is rounded but to 512 bytes.
@@ -272,10 +276,20 @@ fn changed(config: &Config, text: &str) -> Result<Config, String> {
     Ok(changed)
 }
 
+/// The memory limit in bytes that a program set while it ran, or none: `limit:BYTES` and
+/// `limit:none` stand among its settings strings in a trace, though they are not PyTorch's. It calls
+/// `set_per_process_memory_fraction` for that.
+fn limit_change(text: &str) -> Option<Option<u64>> {
+    match text.strip_prefix("limit:")? {
+        "none" => Some(None),
+        bytes => bytes.parse().ok().map(Some),
+    }
+}
+
 /// Checks the settings strings of a program, each following the one before.
 fn check_changes(config: &Config, changes: &[String]) -> Result<(), String> {
     let mut config = config.clone();
-    for change in changes {
+    for change in changes.iter().filter(|change| limit_change(change).is_none()) {
         config = changed(&config, change)?;
     }
     Ok(())
@@ -313,8 +327,12 @@ impl Caching {
         let settings = with_overrides(inputs.settings.as_deref().unwrap_or_default());
         let config = Config::parse_for(version, &settings)
             .map_err(|error| params.value_error(error.to_string()))?;
-        let settings_changes: Vec<String> =
-            inputs.settings_changes.iter().map(|change| with_overrides(change)).collect();
+        let settings_changes =
+            inputs.settings_changes.iter().map(|change| match limit_change(change) {
+                Some(_) => change.clone(),
+                None => with_overrides(change),
+            });
+        let settings_changes: Vec<String> = settings_changes.collect();
         check_changes(&config, &settings_changes).map_err(|message| params.value_error(message))?;
         params.finish()?;
         let fraction_limit = match inputs.device_total_bytes {
@@ -342,6 +360,7 @@ impl Caching {
             Config::parse_for(version, inputs.recorded_settings.as_deref().unwrap_or_default());
         let mut caching = Caching {
             limit_bytes,
+            limit_is_recorded: inputs.limit_bytes.is_none(),
             collects_garbage: false,
             rounds_plainly: false,
             special: false,
@@ -355,6 +374,7 @@ impl Caching {
             unmapped: vec![BTreeMap::new(); streams.len() * 2],
             pages: BTreeMap::new(),
             streams,
+            stream_handles: inputs.stream_handles.clone(),
             searches: [0; 2],
             reserved_bytes: 0,
             stats: Stats::default(),
@@ -742,6 +762,13 @@ impl Allocator for Caching {
 
     fn change_settings<E: Env>(&mut self, _env: &mut E, settings: SettingsId) {
         let Some(text) = self.settings_changes.get(settings.index()) else { return };
+        if let Some(limit_bytes) = limit_change(text) {
+            if self.limit_is_recorded {
+                self.limit_bytes = limit_bytes;
+                self.configure(self.config.clone());
+            }
+            return;
+        }
         match changed(&self.config, text) {
             Ok(config) => self.configure(config),
             Err(message) => self.fail(&message),
@@ -758,6 +785,10 @@ impl Allocator for Caching {
 
     fn pool_delete<E: Env>(&mut self, env: &mut E, pool: PoolId) {
         self.delete(env, pool);
+    }
+
+    fn stream_added(&mut self, stream: StreamId, handle: u64) {
+        self.add_stream(stream, handle);
     }
 
     #[inline]

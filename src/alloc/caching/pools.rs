@@ -23,7 +23,7 @@ use super::{Caching, Found};
 use crate::alloc::Env;
 use crate::alloc::free_set::FreeSet;
 use crate::trace::{Pool, PoolKind};
-use crate::units::PoolId;
+use crate::units::{PoolId, StreamId};
 
 /// A private pool of the trace.
 #[derive(Clone, Debug)]
@@ -56,6 +56,18 @@ impl PrivatePool {
     }
 }
 
+/// Gives every pool `width` sets, of which the last ones are new.
+fn widened<T: Default>(sets: Vec<T>, pools: usize, width: usize) -> Vec<T> {
+    let before = sets.len() / pools;
+    let mut sets = sets.into_iter();
+    let mut wide = Vec::with_capacity(pools * width);
+    for _ in 0..pools {
+        wide.extend(sets.by_ref().take(before));
+        wide.resize_with(wide.len() + width - before, T::default);
+    }
+    wide
+}
+
 impl Caching {
     /// Where the free sets of a pool begin; makes the pool if it is new.
     pub(super) fn pool_sets(&mut self, id: PoolId) -> u32 {
@@ -71,6 +83,31 @@ impl Caching {
         self.free.resize(end, FreeSet::default());
         self.unmapped.resize(end, BTreeMap::new());
         begin as u32
+    }
+
+    /// Makes room for one more stream: the free sets of every pool get two more at their end, and
+    /// what names a set by its number follows.
+    pub(super) fn add_stream(&mut self, stream: StreamId, handle: u64) {
+        if stream.index() != self.stream_handles.len() {
+            return;
+        }
+        let before = self.sets_per_pool();
+        let handles = &self.stream_handles;
+        let place = self.streams.partition_point(|other| handles[other.index()] <= handle);
+        self.streams.insert(place, stream);
+        self.stream_handles.push(handle);
+        let after = self.sets_per_pool();
+        let pools = 1 + self.pools_with_sets.len();
+        self.free = widened(std::mem::take(&mut self.free), pools, after as usize);
+        self.unmapped = widened(std::mem::take(&mut self.unmapped), pools, after as usize);
+        if before == 0 {
+            return;
+        }
+        let moved = |set: u32| set / before * after + set % before;
+        self.route = moved(self.route);
+        self.blocks.iter_mut().for_each(|block| block.set = moved(block.set));
+        let begins = self.pools.iter_mut().filter_map(|pool| pool.sets.as_mut());
+        begins.for_each(|set| *set = moved(*set));
     }
 
     /// The private pool that a set belongs to; nothing for the default pools.

@@ -20,7 +20,7 @@ use crate::alloc::{
     Action, ActionKind, Allocator, BuildInputs, Env, Handle, LayoutBlock, Levels, OutOfMemory,
     Request,
 };
-use crate::units::PoolId;
+use crate::units::{PoolId, StreamId};
 
 /// Expands to [`Inner`], how it is built, and how it is called.
 macro_rules! inner {
@@ -112,6 +112,10 @@ impl Inner {
 
     pub(super) fn pool_delete<E: Env>(&mut self, env: &mut InnerEnv<'_, E>, pool: PoolId) {
         delegate!(self, inner => inner.pool_delete(env, pool))
+    }
+
+    pub(super) fn stream_added(&mut self, stream: StreamId, handle: u64) {
+        delegate!(self, inner => inner.stream_added(stream, handle))
     }
 
     pub(super) fn levels(&self) -> Levels {

@@ -24,7 +24,7 @@ pub use summary::{PlanSummary, StepSummary};
 
 use super::spec::{AllocSpec, Params, SpecError};
 use super::{Allocator, BuildInputs, Env, Handle, LayoutBlock, Levels, OutOfMemory, Request};
-use crate::units::PoolId;
+use crate::units::{PoolId, StreamId};
 use best::Best;
 use stalloc::Stalloc;
 
@@ -150,6 +150,13 @@ impl Allocator for Planned {
 
     fn pool_delete<E: Env>(&mut self, env: &mut E, pool: PoolId) {
         delegate!(self, mode => mode.pool_delete(env, pool))
+    }
+
+    fn stream_added(&mut self, stream: StreamId, handle: u64) {
+        // Our own mode keeps streams apart by what it planned for them, and needs no table.
+        if let Planned::Stalloc(stalloc) = self {
+            stalloc.stream_added(stream, handle);
+        }
     }
 
     fn mark<E: Env>(&mut self, env: &mut E, phase: &str) {

@@ -80,6 +80,8 @@ pub struct Gmlake {
     pub(super) remains: Vec<Remains>,
     /// Streams in ascending order of their handles.
     pub(super) streams: Vec<StreamId>,
+    /// Handles of the streams, by [`StreamId`].
+    pub(super) stream_handles: Vec<u64>,
     /// Number of frees so far: stands for the event ids of spec 1.2.
     pub(super) clock: u64,
     /// Whether ages of free blocks matter: there is a limit and a threshold.
@@ -158,12 +160,26 @@ impl Gmlake {
             stitched_bytes: 0,
             remains: Vec::new(),
             streams,
+            stream_handles: inputs.stream_handles.clone(),
             clock: 0,
             searches: [0; 2],
             ordinals: 0,
             levels: Levels::default(),
             counters: Counters::default(),
         })
+    }
+
+    /// Makes room for one more stream.
+    pub(super) fn add_stream(&mut self, stream: StreamId, handle: u64) {
+        if stream.index() != self.stream_handles.len() {
+            return;
+        }
+        let handles = &self.stream_handles;
+        let place = self.streams.partition_point(|other| handles[other.index()] <= handle);
+        self.streams.insert(place, stream);
+        self.stream_handles.push(handle);
+        self.free.resize_with(self.streams.len() * 2, FreeSet::default);
+        self.idle.resize_with(self.streams.len(), IdleSet::default);
     }
 
     /// The next number for a segment or a stitched block.

@@ -69,7 +69,7 @@ mod tests;
 
 use super::spec::{Params, SpecError};
 use super::{Allocator, BuildInputs, Env, Handle, LayoutBlock, Levels, OutOfMemory, Request};
-use crate::units::{Bytes, ParseBytesError};
+use crate::units::{Bytes, ParseBytesError, StreamId};
 use best::Best;
 use chunks::CHUNK_BYTES;
 use config::Policy;
@@ -171,6 +171,13 @@ impl Allocator for Stitch {
 
     fn empty_cache<E: Env>(&mut self, env: &mut E) {
         delegate!(self, inner => inner.empty_cache(env))
+    }
+
+    fn stream_added(&mut self, stream: StreamId, handle: u64) {
+        // Our own policy makes an arena when a stream first asks.
+        if let Stitch::Gmlake(gmlake) = self {
+            gmlake.add_stream(stream, handle);
+        }
     }
 
     #[inline]

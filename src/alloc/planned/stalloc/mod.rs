@@ -363,6 +363,10 @@ impl Allocator for Stalloc {
         self.begin_phase(phase);
     }
 
+    fn stream_added(&mut self, stream: StreamId, handle: u64) {
+        self.inner.stream_added(stream, handle);
+    }
+
     fn module_enter<E: Env>(&mut self, _env: &mut E, module: &str) {
         self.layers.enter(module);
     }
