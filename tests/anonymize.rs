@@ -243,7 +243,7 @@ mod secrets {
         let truth = Truth {
             stats: stats.map(|(name, value)| (name.to_owned(), value)).into(),
             outcome: Some("CUDA out of memory in /home/acme/train.py".to_owned()),
-            peak_stats_reset: false,
+            ..Truth::default()
         };
         trace.recording = Some(fraglab::trace::Recording {
             block_addresses: vec![512; trace.blocks.len()],

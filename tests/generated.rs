@@ -543,7 +543,7 @@ fn reproduce(recorded: &Recorded, cut_percent: u64) -> Result<VerifyResult, Stri
     trace.header.device.total_bytes = Some(recorded.total_bytes);
     if let Some(recording) = &mut trace.recording {
         recording.truth =
-            Some(Truth { stats: recorded.stats.clone(), outcome: None, peak_stats_reset: false });
+            Some(Truth { stats: recorded.stats.clone(), outcome: None, ..Truth::default() });
     }
     let result = verify(&trace).map_err(|error| format!("{error}; {warnings:?}"))?;
     if let Some(difference) = &result.first_difference {

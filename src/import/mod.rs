@@ -21,6 +21,7 @@ mod kineto;
 mod memory_summary;
 mod minimalloc_csv;
 mod minimalloc_trace;
+mod notes;
 mod oom_text;
 mod pickle;
 mod refusals;
@@ -66,6 +67,7 @@ use crate::trace::{
 #[cfg(feature = "analytics")]
 use crate::trace::{ParquetError, read_parquet};
 use refusals::room_from_refusals;
+use torch_history::trace_with_notes;
 use truth::{TruthFile, limit_from_settings};
 
 /// A trace and what should be known about how it was read.
@@ -245,10 +247,11 @@ pub fn import_snapshot(
 ) -> Result<Imported, ImportError> {
     let wrong = |source| ImportError::Snapshot { file: path.display().to_string(), source };
     let snapshot = read_torch_snapshot(reader).map_err(wrong)?;
-    let truth = TruthFile::beside(path)?;
+    let mut truth = TruthFile::beside(path)?;
+    let notes = truth.as_mut().and_then(TruthFile::take_notes);
     let known = truth.as_ref().map(TruthFile::known_memory).unwrap_or_default();
     let (mut trace, mut warnings) =
-        trace_from_snapshot(&snapshot, options.gpu, known).map_err(wrong)?;
+        trace_with_notes(&snapshot, options.gpu, known, notes.as_ref()).map_err(wrong)?;
     drop(snapshot);
     trace.header.name = trace_name(path).unwrap_or_default();
     if let Some(truth) = truth {

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use super::torch_history::KnownMemory;
+use super::notes::{Note, Sums};
+use super::torch_history::{KnownMemory, Notes};
 use crate::trace::{BLOCK_BYTES_MAX, Trace, Truth, room_on_device};
 use crate::units::GIB;
 
@@ -64,7 +65,21 @@ pub(super) struct TruthFile {
     outcome: Option<String>,
     #[serde(default)]
     peak_stats_reset: bool,
+    /// Memory limit as a share of the device's total, as the recorder noted it: exact.
+    memory_fraction: Option<f64>,
+    /// The device that all this is about.
+    device: Option<u32>,
+    /// What the program noted of its own calls, and their form.
+    #[serde(default)]
+    notes_version: u32,
+    #[serde(default)]
+    notes: Vec<Note>,
+    /// The sums of [`super::notes`] after the last entry.
+    sums_at_end: Option<Sums>,
 }
+
+/// The form of the notes that is read.
+const NOTES_VERSION: u32 = 1;
 
 impl TruthFile {
     /// Reads the truth file beside a snapshot, if there is one.
@@ -87,12 +102,42 @@ impl TruthFile {
             let (key, found) = ("total_memory", total.to_string());
             return Err(TruthError::Value { path, key, found, expected: "bytes of the device" });
         }
+        let fraction = truth.memory_fraction;
+        if let Some(fraction) = fraction.filter(|fraction| !(0.0..=1.0).contains(fraction)) {
+            let (key, found) = ("memory_fraction", fraction.to_string());
+            return Err(TruthError::Value { path, key, found, expected: "a share, 0 to 1" });
+        }
+        if truth.notes_version > NOTES_VERSION {
+            let (key, found) = ("notes_version", truth.notes_version.to_string());
+            let expected = "1: a newer recorder wrote it, read it with a newer fraglab";
+            return Err(TruthError::Value { path, key, found, expected });
+        }
         Ok(Some(truth))
+    }
+
+    /// Whether the program's calls are noted.
+    fn has_notes(&self) -> bool {
+        self.notes_version > 0
+    }
+
+    /// What the program noted of its own calls, where a recorder listened.
+    pub(super) fn take_notes(&mut self) -> Option<Notes> {
+        self.has_notes().then(|| Notes {
+            notes: std::mem::take(&mut self.notes),
+            device: self.device,
+            sums_at_end: self.sums_at_end,
+            settings: self.conf.clone(),
+            limit_bytes: self.limit_bytes(),
+            flushes: self.stats.get("num_alloc_retries").map(|&retries| retries > 0),
+        })
     }
 
     /// The memory limit. The recording scripts set it as a fraction, of which the allocator takes
     /// the floor.
     fn limit_bytes(&self) -> Option<u64> {
+        if let (Some(fraction), Some(total)) = (self.memory_fraction, self.total_memory) {
+            return (fraction < 1.0).then(|| share_of(total, fraction));
+        }
         let (cap, total) = (self.cap_gib.filter(|&cap| cap > 0.0)?, self.total_memory?);
         Some(share_of(total, cap * GIB as f64 / total as f64))
     }
@@ -110,8 +155,14 @@ impl TruthFile {
 
     /// Puts what the file tells into the trace.
     pub(super) fn complete(self, trace: &mut Trace) {
-        let limit_bytes = self.limit_bytes();
+        let calls_noted = self.has_notes();
+        // The notes tell of later limits too.
+        let limit_bytes = self.limit_bytes().filter(|_| !calls_noted);
         let header = &mut trace.header;
+        if self.device.is_some() && self.device != header.device.index {
+            header.source.version = self.torch;
+            return;
+        }
         header.device.total_bytes = self.total_memory;
         header.device.name = self.gpu;
         header.source.version = self.torch;
@@ -128,6 +179,7 @@ impl TruthFile {
                 stats: self.stats,
                 outcome: self.outcome,
                 peak_stats_reset: self.peak_stats_reset,
+                calls_noted,
             });
         }
     }
@@ -162,7 +214,7 @@ pub(super) fn number_in(settings: &str, wanted: &str) -> Option<f64> {
 
 /// The limit in bytes. One byte stands for 0, which the header would take for nonsense; both refuse
 /// everything.
-fn share_of(total_bytes: u64, fraction: f64) -> u64 {
+pub(super) fn share_of(total_bytes: u64, fraction: f64) -> u64 {
     ((fraction * total_bytes as f64).floor() as u64).clamp(1, BLOCK_BYTES_MAX)
 }
 

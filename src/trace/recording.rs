@@ -84,6 +84,14 @@ pub struct Truth {
     /// The job reset peak statistics while it ran, so peaks count from an unknown moment.
     #[serde(default)]
     pub peak_stats_reset: bool,
+    /// The program noted its own calls: every `empty_cache` it made is an event, also those that
+    /// released nothing.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub calls_noted: bool,
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 /// What the recorded allocator did.

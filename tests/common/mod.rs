@@ -1,5 +1,6 @@
 //! What several test modules share.
 
+pub(crate) mod fake_driver;
 pub(crate) mod jobs;
 pub(crate) mod program;
 pub(crate) mod stalloc_job;

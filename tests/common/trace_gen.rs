@@ -71,6 +71,7 @@ pub(crate) fn any_traces() -> impl Strategy<Value = Trace> {
                 stats: [("active_bytes.all.peak".to_owned(), -(seed as i64 >> 8))].into(),
                 outcome: Some("ok".to_owned()),
                 peak_stats_reset: seed & 4 == 4,
+                calls_noted: seed & 8 == 8,
             });
             trace.recording = Some(Recording { block_addresses, actions, truth });
         }

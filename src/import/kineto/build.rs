@@ -321,6 +321,6 @@ impl Builder {
             return None;
         }
         stats.insert("num_ooms".to_owned(), self.refusals);
-        Some(Truth { stats, outcome: None, peak_stats_reset: false })
+        Some(Truth { stats, outcome: None, ..Truth::default() })
     }
 }

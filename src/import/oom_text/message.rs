@@ -96,6 +96,9 @@ pub struct OomMessage {
     /// Free memory inside private pools, which only their owners can use. PyTorch counts it as
     /// allocated in this message (pytorch#124673).
     pub private_pools: Option<Amount>,
+    /// The largest free range that could serve the request, as fraglab's plug-in tells.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub largest_hole: Option<Amount>,
     /// What this process has in use with everything beside PyTorch.
     pub in_use_by_process: Option<Amount>,
     /// Other processes, or this one as the driver of a container's host numbers it.
@@ -134,6 +137,7 @@ impl OomMessage {
             unallocated: None,
             allowed: None,
             private_pools: None,
+            largest_hole: None,
             in_use_by_process: None,
             processes: Vec::new(),
             other_allocations: None,
@@ -318,6 +322,7 @@ fn read_torch(message: &mut OomMessage, body: &str, head: &str) -> Option<()> {
     message.active = size_before(body, "currentactive");
     message.allowed = size_before(body, "allowed;");
     message.private_pools = size_before(body, "allocatedinprivatepools");
+    message.largest_hole = size_after(body, "largestholethatcouldservetherequestis");
     message.reserved = size_before(body, "reservedintotalbypytorch");
     message.unallocated = size_before(body, "isreservedbypytorchbutunallocated")
         .or_else(|| size_before(body, "cached)"));

@@ -34,6 +34,7 @@
 //! is known, there was room for what the run held at another time.
 
 mod memory;
+mod noted;
 mod pools;
 mod search;
 mod sizes;
@@ -42,9 +43,11 @@ mod start;
 use std::collections::HashMap;
 
 use self::memory::{Contradiction, Reservations, Units};
+use self::noted::Noted;
 use self::pools::Pools;
 use self::sizes::Sizes;
 use self::start::{OldBlock, OldSegment};
+use super::notes::{self, Note, Sums};
 use super::torch_snapshot::{NO_ID, RawAction, RawEntry, RawSettings, RawSnapshot, SnapshotError};
 use crate::trace::{
     Block, Event, Frame, Header, History, Op, RecordedAction, RecordedKind, Recording, Role,
@@ -72,6 +75,36 @@ pub fn trace_from_snapshot(
     gpu: Option<u32>,
     known: KnownMemory,
 ) -> Result<(Trace, Vec<String>), SnapshotError> {
+    trace_with_notes(snapshot, gpu, known, None)
+}
+
+/// What a program noted beside its history.
+#[derive(Debug, Default)]
+pub(super) struct Notes {
+    /// In order.
+    pub(super) notes: Vec<Note>,
+    /// Index of the device that the rest of the truth file is about.
+    pub(super) device: Option<u32>,
+    /// Sums after the last entry.
+    pub(super) sums_at_end: Option<Sums>,
+    /// The settings string before the first note.
+    pub(super) settings: Option<String>,
+    /// The limit in bytes before the first note.
+    pub(super) limit_bytes: Option<u64>,
+    /// Whether any malloc flushed, as the statistics at the end say.
+    pub(super) flushes: Option<bool>,
+}
+
+/// [`trace_from_snapshot`] with what the program noted of its own calls.
+///
+/// # Errors
+/// As there.
+pub(super) fn trace_with_notes(
+    snapshot: &RawSnapshot,
+    gpu: Option<u32>,
+    known: KnownMemory,
+    notes: Option<&Notes>,
+) -> Result<(Trace, Vec<String>), SnapshotError> {
     let device = choose_device(snapshot, gpu)?;
     let past = device.map(|device| Past::of(snapshot, device, known.device_total_bytes));
     let mut reader = HistoryReader::new(snapshot, past.unwrap_or_default());
@@ -79,6 +112,14 @@ pub fn trace_from_snapshot(
         reader.begin()?;
         let granted_bytes = || reader.reserved_peak(&snapshot.devices[device]);
         reader.room_bytes = known.room_bytes.unwrap_or_else(|| room_on_device(granted_bytes()));
+        (reader.device, reader.device_total_bytes) = (device as u32, known.device_total_bytes);
+        if let Some(notes) = notes {
+            let entries = snapshot.devices[device].iter().filter(|entry| is_kept(entry));
+            let is_own = notes.device == Some(reader.device);
+            let sums = notes.sums_at_end.as_ref().filter(|_| is_own);
+            let placed = notes::place(&notes.notes, reader.device, sums, entries);
+            reader.noted = Noted::new(placed, notes, is_own);
+        }
         reader.read(&snapshot.devices[device])?;
     }
     Ok(reader.finish(device))
@@ -242,6 +283,9 @@ struct Oddities {
 
 struct HistoryReader<'a> {
     snapshot: &'a RawSnapshot,
+    /// Index of the device, and its total memory where that is known.
+    device: u32,
+    device_total_bytes: Option<u64>,
     /// Reserved memory up to which nothing is refused.
     room_bytes: u64,
     /// Reserved by the segments of all events so far.
@@ -266,6 +310,7 @@ struct HistoryReader<'a> {
     sites: FastMap<u32, SiteId>,
     frames: FastMap<u32, FrameId>,
     oddities: Oddities,
+    noted: Noted,
     past: Past,
     /// Blocks that were there when the history begins. They have the first ids.
     blocks_at_start: u32,
@@ -284,6 +329,8 @@ impl<'a> HistoryReader<'a> {
     fn new(snapshot: &'a RawSnapshot, past: Past) -> Self {
         HistoryReader {
             snapshot,
+            device: 0,
+            device_total_bytes: None,
             room_bytes: 0,
             reserved_bytes: 0,
             trace: Trace::default(),
@@ -301,6 +348,7 @@ impl<'a> HistoryReader<'a> {
             sites: FastMap::default(),
             frames: FastMap::default(),
             oddities: Oddities::default(),
+            noted: Noted::default(),
             past,
             blocks_at_start: 0,
             allocs: 0,
@@ -385,19 +433,18 @@ impl<'a> HistoryReader<'a> {
     fn read(&mut self, entries: &[RawEntry]) -> Result<(), SnapshotError> {
         let unknown = entries.iter().filter(|entry| entry.action == RawAction::Unknown).count();
         self.oddities.unknown_actions = unknown as u64;
-        let kept =
-            |entry: &&RawEntry| !matches!(entry.action, RawAction::Snapshot | RawAction::Unknown);
-        let mut entries = entries.iter().filter(kept).peekable();
-        while let Some(entry) = entries.next() {
+        let mut entries = entries.iter().filter(|entry| is_kept(entry)).enumerate().peekable();
+        while let Some((index, entry)) = entries.next() {
+            self.notes_before(index, Some(entry))?;
             self.note_time(entry);
             match entry.action {
                 RawAction::Alloc | RawAction::Oom => self.malloc(entry)?,
                 RawAction::FreeRequested => {
-                    let completion = entries.next_if(|next| {
+                    let completion = entries.next_if(|(_, next)| {
                         next.action == RawAction::FreeCompleted && next.address == entry.address
                     });
                     self.free_requested(entry, completion.is_some())?;
-                    if let Some(completion) = completion {
+                    if let Some((_, completion)) = completion {
                         self.note_time(completion);
                     }
                 }
@@ -405,6 +452,7 @@ impl<'a> HistoryReader<'a> {
                 _ => self.group.push(GroupItem::Segment(*entry)),
             }
         }
+        self.notes_before(usize::MAX, None)?;
         self.close_group()?;
         self.oddities.trailing_segments = self.carried.len() as u64;
         Ok(())
@@ -465,6 +513,9 @@ impl<'a> HistoryReader<'a> {
     /// what it then obtained, or by garbage collection.
     fn may_flush(&self, group: &[GroupItem]) -> bool {
         let collects = self.snapshot.settings.as_ref().is_some_and(|s| s.gc_threshold > 0.0);
+        if let Some(flushes) = self.noted.flushes {
+            return collects || flushes;
+        }
         let obtained = group.iter().filter(|item| item.obtains());
         let obtained_bytes =
             obtained.fold(0u64, |sum, item| sum.saturating_add(item.entry().size_bytes));
@@ -646,7 +697,7 @@ impl<'a> HistoryReader<'a> {
     /// A phase starts when the last non-empty `user_metadata` changes.
     fn mark_phase(&mut self, entry: &RawEntry) -> Result<(), SnapshotError> {
         let text = entry.user_metadata;
-        if text == NO_ID || text == self.phase_now {
+        if text == NO_ID || text == self.phase_now || self.noted.phases {
             return Ok(());
         }
         self.phase_now = text;
@@ -792,10 +843,12 @@ impl<'a> HistoryReader<'a> {
 
     fn finish(mut self, device: Option<usize>) -> (Trace, Vec<String>) {
         let warnings = self.warnings(device);
-        let settings = self.snapshot.settings.as_ref().map(settings_string);
+        let settings = self.noted.settings_of_start();
+        let settings = settings.or_else(|| self.snapshot.settings.as_ref().map(settings_string));
         self.trace.header = Header {
             source: Source { kind: SourceKind::TorchSnapshot, version: None },
             settings,
+            limit_bytes: self.noted.limit_bytes,
             history: History {
                 frees_without_alloc: self.oddities.frees_without_alloc,
                 allocs: self.trace.header.history.allocs,
@@ -861,6 +914,7 @@ impl<'a> HistoryReader<'a> {
             segments.filter(|(_, segment)| segment.pool_id != (0, 0)).count() as u64
         });
         warnings.extend(self.warning_of_start());
+        warnings.extend(self.noted.warnings());
         let mut warn = |count: u64, text: &str| {
             if count > 0 {
                 warnings.push(format!("{count} {text}"));
@@ -898,6 +952,11 @@ impl<'a> HistoryReader<'a> {
         );
         warnings
     }
+}
+
+/// Whether an entry says what the allocator did.
+fn is_kept(entry: &RawEntry) -> bool {
+    !matches!(entry.action, RawAction::Snapshot | RawAction::Unknown)
 }
 
 /// The free block between two addresses.

@@ -85,6 +85,11 @@ impl RawEntry {
         seen: 0,
     };
 
+    /// Nothing but a time, for what has no entry.
+    pub(super) fn at_time(time_us: u64) -> RawEntry {
+        RawEntry { time_us, ..RawEntry::EMPTY }
+    }
+
     /// An entry without a stack; `stream` is an index into [`RawSnapshot::streams`].
     pub fn new(action: RawAction, address: u64, size_bytes: u64, stream: u32) -> RawEntry {
         let seen = SEEN_ADDRESS | SEEN_SIZE;
