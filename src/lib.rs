@@ -1,8 +1,8 @@
 //! fraglab: a discrete-event simulator and benchmarking laboratory for GPU memory allocators.
 //!
 //! It replays the allocation events of recorded LLM jobs through interchangeable allocators on a
-//! simulated device, and says how much memory each would have reserved, where the fragmentation
-//! comes from, and what it costs in time.
+//! simulated device or a real one, and says how much memory each would have reserved, where the
+//! fragmentation comes from, and what it costs in time.
 //!
 //! # The house
 //!
@@ -10,6 +10,8 @@
 //!
 //! ```text
 //!   cli       strings in, text and files out; the only place that prints; one file per subcommand
+//!   plugin    the C interface that PyTorch loads (feature `plugin`): an allocator a device in a running
+//!             program, with locks and streams; beside `cli`, which it does not know
 //!   report    formats results: text tables, JSON, CSV, Parquet, figures, pages for a browser
 //!   experiment  many replays at once: tables and figures from a description, a gate for CI, what
 //!             sets two runs apart, advice, explanations
@@ -22,11 +24,12 @@
 //!             registry
 //!   plan      offline packing (dynamic storage allocation): problem, bound, solvers, validator;
 //!             knows nothing of what is above or below it
-//!   device    what an allocator may ask a GPU: a simulated one; wrappers that count and refuse
+//!   device    what an allocator may ask a GPU: a simulated one, or an NVIDIA GPU through its driver;
+//!             wrappers that count, time, limit and refuse
 //!   workload  model description and strategies -> trace (recompute, offload, ZeRO, LoRA, pipeline,
 //!             MoE): a small autograd whose tensors free themselves
-//!   import    other people's files -> trace: torch snapshots, the profiler's traces, RMM logs,
-//!             STAlloc's logs, MiniMalloc's buffers; texts about memory: out-of-memory messages,
+//!   import    other people's files -> trace: torch snapshots (with what our recorder noted), the
+//!             profiler's traces, RMM logs, STAlloc's logs, MiniMalloc's buffers; texts about memory: out-of-memory messages,
 //!             memory_summary tables, memory lines of logs
 //!   trace     events, blocks, sites, phases; native JSON, text and Parquet files
 //!   units     byte counts, times, dense ids
@@ -53,11 +56,13 @@
 //! # Invariants of absence
 //!
 //! - `alloc` never reads files, clocks or the environment, and never learns of the future.
-//! - `engine` never prints. It reads a clock only for the `wall` figures, which are never compared.
+//! - `engine` never prints. It reads a clock only for the `wall` figures, which are never compared, and
+//!   to give a GPU the events at their recorded times.
 //! - Importers never panic, never execute what they read, size no allocation by an unchecked field,
 //!   and return the trace with its warnings.
 //! - Only `report` turns numbers into text; only `cli` knows flags.
-//! - There is no `unsafe`.
+//! - `unsafe` lives where the driver is spoken to ([`device::cuda`]) and in `plugin`, each block with
+//!   its reason.
 //! - The order of a hash map never reaches an output: same input, same bytes out, on any number of
 //!   threads.
 //! - The replay loop hashes nothing: blocks have dense ids. Logs, time lines and the paranoid
@@ -75,6 +80,8 @@ pub mod experiment;
 pub mod import;
 pub mod metrics;
 pub mod plan;
+#[cfg(feature = "plugin")]
+pub mod plugin;
 pub mod report;
 pub mod trace;
 pub mod units;

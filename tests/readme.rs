@@ -187,3 +187,13 @@ fn the_answers_to_a_refusal_show_what_is_printed() {
     let begin = advised.find("  export ").expect("advice");
     assert!(readme.contains(&advised[begin..]), "README.md lacks:\n{advised}");
 }
+
+/// The table of ratios that README.md shows is that of the profile that ships.
+#[test]
+fn the_ratios_show_what_is_printed() {
+    let readme = std::fs::read_to_string(root().join("README.md")).expect("ships");
+    let printed = printed(&["calibrate", "--show", "h200-calibrated"]);
+    let begin = printed.find("2 GiB built of pieces").expect("the ratios");
+    assert_eq!(printed[begin..].lines().count(), 11, "as many lines as `tail` is asked for");
+    assert!(readme.contains(&printed[begin..]), "README.md lacks:\n{}", &printed[begin..]);
+}
