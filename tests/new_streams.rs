@@ -11,7 +11,7 @@ use fraglab::device::sim::addresses::Addresses;
 use fraglab::trace::{Pool, PoolKind};
 use fraglab::units::{BlockId, PoolId, StreamId};
 
-use crate::common::Rng;
+use crate::common::{Rng, WITHOUT_PROFILE};
 
 /// Handles of the streams, which order them: not as they come.
 const HANDLES: [u64; 5] = [0, 900, 300, 512, 7];
@@ -114,24 +114,13 @@ impl Visitor for Program {
 
 #[test]
 fn streams_that_come_up_are_as_good_as_those_that_were_known() {
-    let allocators = [
-        "caching",
-        "expandable",
-        "stitch",
-        "stitch+policy=shipped",
-        "stitch+policy=best",
-        "best-fit",
-        "first-fit",
-        "bfc",
-        "native",
-    ];
     let pool = |name: &str| Pool {
         name: name.to_owned(),
         kind: PoolKind::MemPool,
         no_split: false,
         use_on_oom: name == "q",
     };
-    for allocator in allocators {
+    for allocator in WITHOUT_PROFILE {
         let spec: AllocSpec = allocator.parse().expect("a specification");
         for seed in 0..3 {
             let [told, knew] = [true, false].map(|told| {

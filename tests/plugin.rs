@@ -13,7 +13,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::common::program::{Folder, assert_code, fraglab, fraglab_reading, json, stderr, stdout};
-use crate::common::{Rng, fake_driver};
+use crate::common::{Rng, WITHOUT_PROFILE, fake_driver};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -210,7 +210,7 @@ mod calls {
     /// Memory freed on a stream is for that stream; streams that come up later get their own.
     #[test]
     fn streams_come_as_they_are_used() {
-        for allocator in EVERY {
+        for allocator in WITHOUT_PROFILE {
             let script = "alloc a 10485760 0 0\nalloc b 10485760 0 900\nalloc c 10485760 0 300\n\
                           free a\nfree b\nfree c\nalloc d 10485760 0 300\nalloc e 10485760 0 900\n";
             let (answers, _) = drive(&[("FRAGLAB_ALLOC", allocator)], script);
@@ -240,25 +240,12 @@ mod calls {
     }
 }
 
-/// Every allocator that needs no profile.
-const EVERY: [&str; 9] = [
-    "caching",
-    "expandable",
-    "stitch",
-    "stitch+policy=shipped",
-    "stitch+policy=best",
-    "best-fit",
-    "first-fit",
-    "bfc",
-    "native",
-];
-
 mod out_of_memory {
     use super::*;
 
     #[test]
     fn a_request_that_is_refused_throws_and_the_process_goes_on() {
-        for allocator in EVERY {
+        for allocator in WITHOUT_PROFILE {
             let script = "alloc a 3221225472 0 0\nalloc b 9663676416 0 0\nalloc c 9663676416 0 0\n\
                           free a\nalloc d 4294967296 0 0\nstats 0\n";
             let variables = [("FRAGLAB_ALLOC", allocator)];
@@ -686,7 +673,7 @@ mod on_a_gpu {
         let script = program();
         let checks = script.lines().filter(|line| line.starts_with("filled")).count();
         assert!(checks > 250);
-        for allocator in EVERY {
+        for allocator in WITHOUT_PROFILE {
             let variables = [
                 ("FRAGLAB_ALLOC", allocator),
                 ("FRAGLAB_DEVICE", "cuda"),
@@ -783,7 +770,7 @@ mod on_a_gpu {
                       pool_begin 0 1 1 5\ncapture on\nalloc g 1048576 0 5\nreset\nstats 0\n\
                       alloc c 1048576 0 0\ncapture off\npool_end 0 1 1\nreset\nfree b\nfree c\n\
                       free g\npool_release 0 1 1\nreset\nstats 0\n";
-        for allocator in EVERY {
+        for allocator in WITHOUT_PROFILE {
             let variables = [
                 ("FRAGLAB_ALLOC", allocator),
                 ("FRAGLAB_DEVICE", "cuda"),
@@ -842,7 +829,7 @@ fn a_real_job_takes_what_the_simulator_says() {
     let trace = read(path);
     let script = script_of(&trace);
     let planned = format!("planned+trace={path}");
-    for allocator in EVERY.into_iter().chain([planned.as_str()]) {
+    for allocator in WITHOUT_PROFILE.into_iter().chain([planned.as_str()]) {
         let variables = [("FRAGLAB_ALLOC", allocator), ("FRAGLAB_DEVICE", "sim:140GiB")];
         let stats = stats_after(&variables, &script);
         let run = fraglab(&[

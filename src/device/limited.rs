@@ -9,7 +9,6 @@ use std::collections::BTreeMap;
 use super::charge::Charge;
 use super::{
     Device, DeviceCall, DeviceError, Extent, GRANULARITY_BYTES, MemoryInfo, PhysicalHandle,
-    create_one_by_one, map_one_by_one,
 };
 
 /// A piece of physical memory of the device inside.
@@ -141,25 +140,6 @@ impl<D: Device> Device for Limited<D> {
 
     fn set_access(&mut self, address: u64, size_bytes: u64) -> Result<u64, DeviceError> {
         self.inner.set_access(address, size_bytes)
-    }
-
-    fn create_each(
-        &mut self,
-        piece_bytes: u64,
-        count: u64,
-        handles: &mut Vec<PhysicalHandle>,
-    ) -> Result<(), DeviceError> {
-        create_one_by_one(self, piece_bytes, count, handles)
-    }
-
-    fn map_each(
-        &mut self,
-        address: u64,
-        piece_bytes: u64,
-        handles: &[PhysicalHandle],
-        mapped: &mut usize,
-    ) -> Result<(), DeviceError> {
-        map_one_by_one(self, address, piece_bytes, handles, mapped)
     }
 
     fn backing(&self, address: u64, size_bytes: u64, visit: &mut dyn FnMut(Extent)) -> bool {

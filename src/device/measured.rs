@@ -5,10 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{
-    Device, DeviceCall, DeviceError, Extent, MemoryInfo, PhysicalHandle, create_one_by_one,
-    map_one_by_one,
-};
+use super::{Device, DeviceCall, DeviceError, Extent, MemoryInfo, PhysicalHandle};
 
 /// What a clock said of the calls of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -155,25 +152,6 @@ impl<D: Device> Device for Measured<D> {
 
     fn set_access(&mut self, address: u64, size_bytes: u64) -> Result<u64, DeviceError> {
         self.timed(DeviceCall::SetAccess, |device| device.set_access(address, size_bytes))
-    }
-
-    fn create_each(
-        &mut self,
-        piece_bytes: u64,
-        count: u64,
-        handles: &mut Vec<PhysicalHandle>,
-    ) -> Result<(), DeviceError> {
-        create_one_by_one(self, piece_bytes, count, handles)
-    }
-
-    fn map_each(
-        &mut self,
-        address: u64,
-        piece_bytes: u64,
-        handles: &[PhysicalHandle],
-        mapped: &mut usize,
-    ) -> Result<(), DeviceError> {
-        map_one_by_one(self, address, piece_bytes, handles, mapped)
     }
 
     fn backing(&self, address: u64, size_bytes: u64, visit: &mut dyn FnMut(Extent)) -> bool {

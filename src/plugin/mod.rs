@@ -106,8 +106,8 @@
 //!
 //! # What to know
 //!
-//! - A request costs a lock, a look-up and what the allocator does: some 100 to 400 ns, measured with
-//!   `bench` of `tests/plugin/driver.cpp`.
+//! - A request costs a lock, a look-up and what the allocator does: some 80 to 300 ns an alloc and its
+//!   free (`reports/performance.md`).
 //! - Before memory is unmapped the GPU is waited for, once a call: a block may be freed while kernels
 //!   that use it still run on its own stream. Only allocators that unmap pay it (`empty_cache`,
 //!   a flush, ranges that `stitch` gives up); `cudaFree` waits by itself. During a capture, when to

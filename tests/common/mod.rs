@@ -8,6 +8,19 @@ pub(crate) mod trace_gen;
 
 use std::path::{Path, PathBuf};
 
+/// Every allocator that needs no profile, with the published variants.
+pub(crate) const WITHOUT_PROFILE: [&str; 9] = [
+    "caching",
+    "expandable",
+    "stitch",
+    "stitch+policy=shipped",
+    "stitch+policy=best",
+    "best-fit",
+    "first-fit",
+    "bfc",
+    "native",
+];
+
 /// The folder with the recordings, beside the repository. Where it is missing the caller returns;
 /// on CI that is a failure.
 pub(crate) fn shared_dir() -> Option<PathBuf> {
