@@ -5,12 +5,19 @@
 //! `u64` with a `_bytes` suffix; [`Bytes`] is for values that people write and read.
 
 pub(crate) mod random;
+mod ranks;
 pub(crate) mod slope;
+mod stop;
 
+use std::borrow::Cow;
+use std::cmp::Ordering;
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+pub use ranks::nearest_rank;
+pub use stop::Stop;
 
 /// One mebibyte.
 pub const MIB: u64 = 1 << 20;
@@ -89,7 +96,7 @@ impl FromStr for Bytes {
             }
             let scale = 10u128.pow(fraction.len() as u32);
             let part: u128 = fraction.parse().map_err(|_| too_large())?;
-            bytes += (part * unit_bytes).div_ceil(scale);
+            bytes = bytes.checked_add((part * unit_bytes).div_ceil(scale)).ok_or_else(too_large)?;
         }
         u64::try_from(bytes).ok().filter(|&b| b < 1 << 63).map(Bytes).ok_or_else(too_large)
     }
@@ -145,10 +152,62 @@ pub fn counted(count: u64, noun: &str) -> String {
     format!("{} {noun}{}", grouped(count), if count == 1 { "" } else { "s" })
 }
 
+/// Whether JSON allows a character that a terminal may obey: the second set of control characters,
+/// and what turns the direction of text.
+pub(crate) fn is_obeyed(c: char) -> bool {
+    matches!(c, '\u{7f}'..='\u{9f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// JSON, or a part of its texts, with escapes for what [`is_obeyed`]. It stands inside texts only.
+pub(crate) fn harmless_json(json: &str) -> Cow<'_, str> {
+    if !json.contains(is_obeyed) {
+        return Cow::Borrowed(json);
+    }
+    let mut escaped = String::with_capacity(json.len());
+    for c in json.chars() {
+        if is_obeyed(c) {
+            escaped.push_str(&format!("\\u{:04x}", u32::from(c)));
+        } else {
+            escaped.push(c);
+        }
+    }
+    Cow::Owned(escaped)
+}
+
 /// b − a, held within what an `i64` can tell.
 pub fn signed_difference(a: u64, b: u64) -> i64 {
     let difference = i128::from(b) - i128::from(a);
     i64::try_from(difference).unwrap_or(if difference < 0 { i64::MIN } else { i64::MAX })
+}
+
+/// How names stand in a list that people read: digits by the number that they spell, so that `rank2`
+/// comes before `rank10`. Only equal names are equal.
+pub fn natural_order(one: &str, other: &str) -> Ordering {
+    let (mut a, mut b) = (one, other);
+    while let (Some(first), Some(second)) = (a.chars().next(), b.chars().next()) {
+        let order = if first.is_ascii_digit() && second.is_ascii_digit() {
+            let (number, rest) = leading_digits(a);
+            let (other_number, other_rest) = leading_digits(b);
+            (a, b) = (rest, other_rest);
+            // Without zeros in front, more digits are a larger number.
+            let length = number.len().cmp(&other_number.len());
+            length.then_with(|| number.cmp(other_number))
+        } else {
+            (a, b) = (&a[first.len_utf8()..], &b[second.len_utf8()..]);
+            first.cmp(&second)
+        };
+        if order != Ordering::Equal {
+            return order;
+        }
+    }
+    a.len().cmp(&b.len()).then_with(|| one.cmp(other))
+}
+
+/// The digits at the beginning of a text, without zeros in front, and the rest.
+fn leading_digits(text: &str) -> (&str, &str) {
+    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (digits, rest) = text.split_at(end);
+    (digits.trim_start_matches('0'), rest)
 }
 
 /// A duration or an instant in nanoseconds, printed with a fitting unit.
@@ -290,6 +349,17 @@ mod tests {
         assert!(err("10 parsecs").contains("parsecs"));
         assert!(err("9000000TiB").contains("too large"));
         assert!(err("1.2.3MiB").contains("not a size"));
+    }
+
+    #[test]
+    fn numbers_in_names_count_as_numbers() {
+        let mut names = ["rank10", "rank2", "rank", "rank02", "a9b10", "a9b9", "Rank1", "rank2.b"];
+        names.sort_by(|one, other| natural_order(one, other));
+        let expected = ["Rank1", "a9b9", "a9b10", "rank", "rank02", "rank2", "rank2.b", "rank10"];
+        assert_eq!(names, expected);
+        // Longer than any number type.
+        let long = |last: char| format!("r{}{last}", "9".repeat(60));
+        assert_eq!(natural_order(&long('1'), &long('2')), Ordering::Less);
     }
 
     #[test]

@@ -7,23 +7,34 @@
 //!   file or - ──> gzip | zstd | neither ──> head (peeked, tells the format) + rest ──> reader
 //!   writer ──> gzip | zstd | neither ──> a hidden file beside the target ── commit ──> the target
 //! ```
+//!
+//! What is written beside the target, and what becomes of it when the program is ended, stands in
+//! `part`.
+
+mod part;
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, BufWriter, Cursor, Read, Write};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 
 use flate2::read::MultiGzDecoder;
 use flate2::write::GzEncoder;
-use tempfile::NamedTempFile;
+
+use part::PartFile;
+pub use part::abandon_part_files;
 
 use super::native::write_native;
-use super::text::write_text;
-use super::{InvalidTrace, Trace, validate};
+use super::text::{is_text_trace, write_text};
+use super::{InvalidTrace, Limits, OverLimit, Trace, validate};
 
 /// Bytes of the decompressed stream that are looked at to tell the format.
 const HEAD_BYTES: usize = 4096;
 const BUFFER_BYTES: usize = 1 << 17;
-/// Traces are written once and read often.
+/// Window that a zstd file may ask for, as a power of two: what `zstd --ultra --long=31` writes.
+/// The window takes no more memory than the file has bytes, and the process's is watched.
+const ZSTD_WINDOW_LOG_MAX: u32 = 31;
+/// Level of Zstandard where nothing else is asked for: traces are written once and read often.
 const ZSTD_LEVEL: i32 = 19;
 
 /// How a file is compressed.
@@ -65,6 +76,13 @@ impl Compression {
             Compression::Zstd => "zstd",
         }
     }
+}
+
+/// Whether these are words, as people and other programs write them: no bytes of a binary file, and
+/// more than the few that are left of a file that was cut.
+fn is_plain_text(head: &[u8]) -> bool {
+    let is_control = |byte: &u8| byte.is_ascii_control() && !byte.is_ascii_whitespace();
+    head.len() > CUT_BYTES_MAX && !head.iter().any(is_control)
 }
 
 /// The format of a trace file, told by its first bytes.
@@ -206,9 +224,14 @@ pub struct Input {
     /// How the file is compressed.
     pub compression: Compression,
     head: Vec<u8>,
+    /// The limit that ended the reading, once one did.
+    reached: Arc<OnceLock<OverLimit>>,
     /// The decompressed bytes, from the first.
     pub reader: Box<dyn BufRead + Send>,
 }
+
+/// Text of so few bytes is what is left of a file that was cut.
+const CUT_BYTES_MAX: usize = 8;
 
 impl Input {
     /// Opens a file, `-` for standard input. Waits for its first bytes.
@@ -239,7 +262,11 @@ impl Input {
         let mut plain: Box<dyn BufRead + Send> = match compression {
             Compression::None => Box::new(raw),
             Compression::Gzip => decompressed(MultiGzDecoder::new(raw), compression),
-            Compression::Zstd => decompressed(zstd::Decoder::with_buffer(raw)?, compression),
+            Compression::Zstd => {
+                let mut decoder = zstd::Decoder::with_buffer(raw)?;
+                decoder.window_log_max(ZSTD_WINDOW_LOG_MAX)?;
+                decompressed(decoder, compression)
+            }
         };
         let mut head = read_head(&mut plain, HEAD_BYTES)?;
         // A byte order mark, as some editors put it in front of text.
@@ -247,7 +274,7 @@ impl Input {
             head.drain(..3);
         }
         let reader = Box::new(Cursor::new(head.clone()).chain(plain));
-        Ok(Input { path: path.to_owned(), compression, head, reader })
+        Ok(Input { path: path.to_owned(), compression, head, reached: Arc::default(), reader })
     }
 
     /// The format, told by the content. May be asked at any time.
@@ -277,6 +304,36 @@ impl Input {
         })
     }
 
+    /// Whether it is clearly another kind of file than a trace, although its name is that of one:
+    /// JSON that is not native, text that does not begin as a trace does. What is damaged is not:
+    /// a file that is empty, cut in its first words or begins with zeros, and one whose content is
+    /// of another kind than its name says.
+    pub fn is_foreign(&self) -> bool {
+        const NATIVE: &[u8] = b"\"fraglab_trace\"";
+        let ending = || self.path.extension().and_then(|ending| ending.to_str());
+        let is_packed = matches!(ending(), Some("gz" | "zst"));
+        let name = if is_packed { self.path.with_extension("") } else { self.path.clone() };
+        let is_named_json = name.extension().is_some_and(|ending| ending == "json");
+        let is_named_text = ["txt", "csv", "log"]
+            .iter()
+            .any(|text| name.extension().is_some_and(|ending| ending == *text));
+        if self.compression != Compression::of_name(&self.path) {
+            return false;
+        }
+        let head = self.head.trim_ascii_start();
+        let is_json = head.starts_with(b"{") || head.starts_with(b"[");
+        match TraceFormat::of_bytes(&self.head) {
+            Some(TraceFormat::NativeJson) | None if is_named_json && is_json => {
+                let first = head[1..].trim_ascii_start();
+                !first.starts_with(NATIVE) && !NATIVE.starts_with(first)
+            }
+            Some(TraceFormat::Text) | None if is_named_text => {
+                is_plain_text(head) && !is_text_trace(&String::from_utf8_lossy(&self.head))
+            }
+            _ => false,
+        }
+    }
+
     /// Whether it is the JSON that `export_memory_timeline` of PyTorch's profiler writes: a list of
     /// `[time, action, bytes, category]`, or one of times and one of sums. It is no trace.
     pub(crate) fn is_memory_timeline(&self) -> bool {
@@ -288,6 +345,16 @@ impl Input {
         let number = number.strip_prefix(b"-").unwrap_or(number);
         let digits = number.iter().take_while(|byte| byte.is_ascii_digit()).count();
         digits > 0 && after(&number[digits..], b',').is_some()
+    }
+
+    /// The same input, which fails when the process has grown beyond these limits.
+    pub fn within(self, limits: &Limits) -> Input {
+        Input { reader: limits.watch(self.reader, Arc::clone(&self.reached)), ..self }
+    }
+
+    /// Tells, also when the reader is gone, which limit ended the reading.
+    pub(crate) fn reached(&self) -> Arc<OnceLock<OverLimit>> {
+        Arc::clone(&self.reached)
     }
 
     /// The rest of the file.
@@ -381,11 +448,8 @@ enum Target {
     Stdout(io::Stdout),
     /// A pipe or device, which must not be replaced by a file.
     Direct(File),
-    Beside {
-        file: NamedTempFile,
-        /// Where it goes, symbolic links followed.
-        place: PathBuf,
-    },
+    /// A part file beside its place.
+    Beside(PartFile),
 }
 
 impl OutputFile {
@@ -394,10 +458,20 @@ impl OutputFile {
     /// # Errors
     /// If the folder cannot be written, or `path` is a folder.
     pub fn create(path: &Path) -> Result<OutputFile, FileError> {
+        OutputFile::create_at_level(path, None)
+    }
+
+    /// The same at a level of Zstandard, 1 (fast) to 22, or at the default, which is 19. Only `.zst`
+    /// has levels.
+    ///
+    /// # Errors
+    /// If the folder cannot be written, or `path` is a folder.
+    pub fn create_at_level(path: &Path, level: Option<i32>) -> Result<OutputFile, FileError> {
         let compression = Compression::of_name(path);
         Target::create(path)
             .and_then(|target| {
-                Encoder::new(BufWriter::with_capacity(BUFFER_BYTES, target), compression)
+                let target = BufWriter::with_capacity(BUFFER_BYTES, target);
+                Encoder::new(target, compression, level.unwrap_or(ZSTD_LEVEL))
             })
             .map(|encoder| OutputFile { path: path.to_owned(), encoder })
             .map_err(|error| FileError::new(path, error))
@@ -432,12 +506,16 @@ impl Write for OutputFile {
 }
 
 impl Encoder {
-    fn new(writer: BufWriter<Target>, compression: Compression) -> io::Result<Encoder> {
+    fn new(
+        writer: BufWriter<Target>,
+        compression: Compression,
+        zstd_level: i32,
+    ) -> io::Result<Encoder> {
         Ok(match compression {
             Compression::None => Encoder::Plain(writer),
             Compression::Gzip => Encoder::Gzip(GzEncoder::new(writer, flate2::Compression::best())),
             Compression::Zstd => {
-                let mut encoder = zstd::Encoder::new(writer, ZSTD_LEVEL)?;
+                let mut encoder = zstd::Encoder::new(writer, zstd_level)?;
                 encoder.include_checksum(true)?;
                 Encoder::Zstd(encoder)
             }
@@ -472,61 +550,62 @@ impl Target {
             Ok(metadata) => (fs::canonicalize(path)?, Some(metadata)),
             Err(_) => (path.to_owned(), None),
         };
-        let folder = match place.parent() {
-            Some(folder) if !folder.as_os_str().is_empty() => folder,
-            _ => Path::new("."),
-        };
-        let file = new_file_in(folder)?;
+        let part = PartFile::create(place)?;
         if let Some(old) = old {
-            file.as_file().set_permissions(old.permissions())?;
+            part.file().set_permissions(old.permissions())?;
         }
-        Ok(Target::Beside { file, place })
+        Ok(Target::Beside(part))
     }
 
     fn commit(self) -> io::Result<()> {
         match self {
             Target::Stdout(mut stdout) => stdout.flush(),
             Target::Direct(mut file) => file.flush(),
-            Target::Beside { file, place } => {
-                file.persist(place).map(drop).map_err(|error| error.error)
-            }
+            Target::Beside(part) => part.commit(),
         }
     }
-}
-
-/// A temporary file that may be read by whoever may read any new file here: the user's mask
-/// decides, as for every other program.
-fn new_file_in(folder: &Path) -> io::Result<NamedTempFile> {
-    let mut builder = tempfile::Builder::new();
-    builder.prefix(".fraglab-").suffix(".part");
-    #[cfg(unix)]
-    let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o666);
-    #[cfg(unix)]
-    builder.permissions(permissions);
-    builder.tempfile_in(folder).map_err(|error| {
-        // The system's text names the temporary file, which nobody asked for.
-        let kind = error.kind();
-        io::Error::new(kind, format!("the folder {} cannot be written: {kind}", folder.display()))
-    })
 }
 
 impl Write for Target {
     fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
-        match self {
+        let written = match self {
             Target::Stdout(stdout) => stdout.write(buffer),
             Target::Direct(file) => file.write(buffer),
-            // Through the file itself: the wrapper's errors name the temporary file.
-            Target::Beside { file, .. } => file.as_file_mut().write(buffer),
-        }
+            Target::Beside(part) => part.file().write(buffer),
+        };
+        written.map_err(unwritten)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        match self {
+        let flushed = match self {
             Target::Stdout(stdout) => stdout.flush(),
             Target::Direct(file) => file.flush(),
-            Target::Beside { file, .. } => file.as_file_mut().flush(),
-        }
+            Target::Beside(part) => part.file().flush(),
+        };
+        flushed.map_err(unwritten)
     }
+}
+
+/// Says of what keeps a file from being written what can be done about it, where the system's words
+/// do not.
+pub fn unwritten(error: io::Error) -> io::Error {
+    let message = match error.kind() {
+        io::ErrorKind::StorageFull => {
+            "the disk is full: free some space, or name a file on another disk"
+        }
+        io::ErrorKind::QuotaExceeded => {
+            "the disk quota is used up: free some space, or name a file on another disk"
+        }
+        io::ErrorKind::FileTooLarge => {
+            "the file would be larger than is allowed here: raise the limit (`ulimit -f`), or name \
+             a file on another disk"
+        }
+        io::ErrorKind::ReadOnlyFilesystem => {
+            "the disk can only be read: name a file on another disk"
+        }
+        _ => return error,
+    };
+    io::Error::new(error.kind(), message)
 }
 
 /// A trace could not be written.
@@ -609,28 +688,68 @@ impl WriteFormat {
 /// # Errors
 /// If the name says no format, the trace is not [valid](validate) or the file cannot be written.
 pub fn write_trace(trace: &Trace, path: &Path) -> Result<Vec<String>, WriteTraceError> {
+    write_trace_at_level(trace, path, None)
+}
+
+/// [`write_trace`] at a level of Zstandard ([`OutputFile::create_at_level`]).
+///
+/// # Errors
+/// If the name says no format, the trace is not [valid](validate) or the file cannot be written.
+pub fn write_trace_at_level(
+    trace: &Trace,
+    path: &Path,
+    level: Option<i32>,
+) -> Result<Vec<String>, WriteTraceError> {
+    let format = checked_format(trace, path)?;
+    let mut file = OutputFile::create_at_level(path, level)?;
+    let warnings = write_as(format, trace, path, &mut file)?;
+    file.commit()?;
+    Ok(warnings)
+}
+
+/// Writes a trace in the format that a file of this name would have, uncompressed. Returns warnings
+/// about what that format cannot hold.
+///
+/// # Errors
+/// As [`write_trace`]; `path` stands for the writer.
+pub fn write_trace_to(
+    trace: &Trace,
+    path: &Path,
+    writer: &mut impl Write,
+) -> Result<Vec<String>, WriteTraceError> {
+    write_as(checked_format(trace, path)?, trace, path, writer)
+}
+
+/// The format that a name asks for, for a trace that may be written.
+fn checked_format(trace: &Trace, path: &Path) -> Result<WriteFormat, WriteTraceError> {
     let shown = || path.display().to_string();
     let format =
         WriteFormat::of_name(path).ok_or_else(|| WriteTraceError::Extension { path: shown() })?;
     validate(trace).map_err(|source| WriteTraceError::Invalid { path: shown(), source })?;
-    let mut file = OutputFile::create(path)?;
+    Ok(format)
+}
+
+fn write_as(
+    format: WriteFormat,
+    trace: &Trace,
+    path: &Path,
+    writer: &mut impl Write,
+) -> Result<Vec<String>, WriteTraceError> {
     let warnings = match format {
-        WriteFormat::Native => write_native(trace, &mut file).map(|()| Vec::new()),
-        WriteFormat::Text => write_text(trace, &mut file),
-        WriteFormat::Parquet => write_parquet_to(trace, path, &mut file)?,
+        WriteFormat::Native => write_native(trace, writer).map(|()| Vec::new()),
+        WriteFormat::Text => write_text(trace, writer),
+        WriteFormat::Parquet => write_parquet_to(trace, path, writer)?,
     };
-    let warnings = warnings.map_err(|error| FileError::new(path, error))?;
-    file.commit()?;
-    Ok(warnings)
+    Ok(warnings.map_err(|error| FileError::new(path, error))?)
 }
 
 #[cfg(feature = "analytics")]
 fn write_parquet_to(
     trace: &Trace,
     path: &Path,
-    file: &mut OutputFile,
+    writer: &mut impl Write,
 ) -> Result<io::Result<Vec<String>>, WriteTraceError> {
-    match super::write_parquet(trace, file) {
+    match super::write_parquet(trace, writer) {
         Ok(()) => Ok(Ok(Vec::new())),
         Err(super::ParquetError::Io(error)) => Ok(Err(error)),
         Err(source) => Err(WriteTraceError::Parquet { path: path.display().to_string(), source }),
@@ -641,7 +760,7 @@ fn write_parquet_to(
 fn write_parquet_to(
     _trace: &Trace,
     path: &Path,
-    _file: &mut OutputFile,
+    _writer: &mut impl Write,
 ) -> Result<io::Result<Vec<String>>, WriteTraceError> {
     Err(WriteTraceError::NoParquet { path: path.display().to_string() })
 }

@@ -25,6 +25,8 @@ pub enum SourceKind {
     Text,
     /// Generated from a model description.
     Generated,
+    /// Merged from the traces of several ranks.
+    Merged,
 }
 
 /// Where a trace comes from.

@@ -18,12 +18,16 @@ mod file;
 mod fingerprint;
 mod header;
 mod hooked;
+mod limits;
+mod merge;
 mod model;
 mod native;
 #[cfg(feature = "analytics")]
 mod parquet;
 mod recording;
 mod roles;
+#[cfg(feature = "analytics")]
+pub(crate) mod seal;
 mod start;
 mod stats;
 mod text;
@@ -31,7 +35,8 @@ mod validate;
 
 pub use anonymize::{AnonymizeOptions, Anonymized, anonymize};
 pub use file::{
-    Compression, FileError, Input, OutputFile, TraceFormat, WriteTraceError, write_trace,
+    Compression, FileError, Input, OutputFile, TraceFormat, WriteTraceError, abandon_part_files,
+    unwritten, write_trace, write_trace_at_level, write_trace_to,
 };
 pub use fingerprint::fingerprint;
 pub use header::{
@@ -39,10 +44,15 @@ pub use header::{
     SourceKind, reservation_span_bytes, room_on_device,
 };
 pub use hooked::{HookedModule, backward_phase};
+pub use limits::{
+    EVENTS_MAX, EVENTS_MAX_DEFAULT, Limits, OverLimit, memory_bytes_default, resident_bytes,
+    resident_bytes_peak,
+};
+pub use merge::{Align, MergeError, MergeOptions, Merged, RankTrace, merge, rank_labels};
 pub use model::{ELEMENTS_MAX, Model, ModelParameter, ModelUnit};
-pub use native::{NATIVE_VERSION, NativeError, read_native, write_native};
+pub use native::{NATIVE_VERSION, NativeError, read_native, read_native_within, write_native};
 #[cfg(feature = "analytics")]
-pub use parquet::{ParquetError, read_parquet, write_parquet};
+pub use parquet::{ParquetError, read_parquet, read_parquet_within, write_parquet};
 pub use recording::{
     EntryKind, RecordedAction, RecordedEntries, RecordedEntry, RecordedKind, Recording, Truth,
     recorded_entries,
@@ -53,7 +63,7 @@ pub use stats::{
     RecordedStats, SizeClass, SizeStats, StartStats, StreamStats, TraceStats, stats, step_name,
 };
 pub use text::{
-    REPEAT_DEPTH_MAX, TEXT_EVENTS_MAX, TextError, is_text_trace, read_text, write_text,
+    REPEAT_DEPTH_MAX, TextError, is_text_trace, read_text, read_text_within, write_text,
 };
 pub use validate::{BLOCK_BYTES_MAX, InvalidTrace, LIVE_BYTES_MAX, validate};
 

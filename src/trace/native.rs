@@ -10,6 +10,8 @@
 //!   "time_deltas"  0 5 1 0 ...      since the event before
 //! ```
 
+mod scan;
+
 use std::collections::HashMap;
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -19,12 +21,13 @@ use serde::de::{Error as _, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::{
-    Block, Direction, Event, Frame, Header, InvalidTrace, Op, Pool, RecordedAction, RecordedKind,
-    Recording, Role, Sites, StartBlock, StartLayout, StartSegment, StartState, Stream, Trace,
-    Transfer, Truth, validate,
+    Block, Direction, Event, Frame, Header, InvalidTrace, Limits, Op, OverLimit, Pool,
+    RecordedAction, RecordedKind, Recording, Role, Sites, StartBlock, StartLayout, StartSegment,
+    StartState, Stream, Trace, Transfer, Truth, validate,
 };
 use crate::units::{
     BlockId, FrameId, ModuleId, NameId, PhaseId, PoolId, SettingsId, SiteId, StreamId, TransferId,
+    harmless_json,
 };
 
 /// Version of the native format that is written, and the newest that is read. Version 1 knew
@@ -94,6 +97,9 @@ pub enum NativeError {
         /// What is wrong.
         message: String,
     },
+    /// More events than are taken.
+    #[error(transparent)]
+    Limit(#[from] OverLimit),
     /// Well-formed, but the trace contradicts itself.
     #[error(transparent)]
     Invalid(#[from] InvalidTrace),
@@ -113,21 +119,33 @@ impl From<serde_json::Error> for NativeError {
 ///
 /// # Errors
 /// What is wrong and where: line and column, or the column and entry, or the event.
-pub fn read_native(mut reader: impl Read) -> Result<Trace, NativeError> {
+pub fn read_native(reader: impl Read) -> Result<Trace, NativeError> {
+    read_native_within(reader, &Limits::default())
+}
+
+/// Reads native JSON of at most so many events to its end and validates the trace.
+///
+/// # Errors
+/// What is wrong and where: line and column, or the column and entry, or the event.
+pub fn read_native_within(mut reader: impl Read, limits: &Limits) -> Result<Trace, NativeError> {
     // Parsing from memory is a third faster than from a reader, and the columns stay in memory
     // anyway. The buffer grows with what is really there.
     let mut text = Vec::new();
     reader.read_to_end(&mut text)?;
-    let trace = parse(&text)?;
+    let trace = parse(&text, limits)?;
+    drop(text);
     validate(&trace)?;
     Ok(trace)
 }
 
 /// Reads native JSON without validating the trace.
-pub(super) fn parse(text: &[u8]) -> Result<Trace, NativeError> {
+pub(super) fn parse(text: &[u8], limits: &Limits) -> Result<Trace, NativeError> {
+    if let Some(body) = scan::body(text) {
+        return body.into_trace(limits);
+    }
     match serde_json::from_slice::<Document>(text)? {
         Document::Unknown(found) => Err(NativeError::Version { found }),
-        Document::Known(body) => body.into_trace(),
+        Document::Known(body) => body.into_trace(limits),
     }
 }
 
@@ -184,11 +202,24 @@ impl<W: Write> Sections<W> {
     fn section(&mut self, key: &str, value: &impl Serialize) -> io::Result<()> {
         write!(self.writer, ",\n\"{key}\":")?;
         // An error of the writer keeps its kind, so that a closed pipe is still known as one.
-        serde_json::to_writer(&mut self.writer, value).map_err(io::Error::from)
+        let mut serializer = serde_json::Serializer::with_formatter(&mut self.writer, Harmless);
+        value.serialize(&mut serializer).map_err(io::Error::from)
     }
 
     fn section_unless_empty<T: Serialize>(&mut self, key: &str, values: &[T]) -> io::Result<()> {
         if values.is_empty() { Ok(()) } else { self.section(key, &values) }
+    }
+}
+
+/// Without spaces, and with escapes for what a terminal may obey: a trace may go to one.
+struct Harmless;
+
+impl serde_json::ser::Formatter for Harmless {
+    fn write_string_fragment<W>(&mut self, writer: &mut W, fragment: &str) -> io::Result<()>
+    where
+        W: ?Sized + Write,
+    {
+        writer.write_all(harmless_json(fragment).as_bytes())
     }
 }
 
@@ -269,7 +300,10 @@ struct Body {
 }
 
 impl Body {
-    fn into_trace(self) -> Result<Trace, NativeError> {
+    fn into_trace(self, limits: &Limits) -> Result<Trace, NativeError> {
+        // Told before tables of that length are made: a column that is left out takes no bytes of
+        // the file.
+        limits.check_events(self.events.ops.len() as u64)?;
         let blocks = self.blocks.into_blocks()?;
         let events = self.events.into_events(blocks.len())?;
         Ok(Trace {

@@ -5,22 +5,21 @@
 //! in the native format, so that its reader and its checks serve here too. The columns are listed
 //! in `traces/README.md`.
 //!
-//! A damaged run length in a page makes polars ask for 2^61 bytes, which ends the process and
-//! cannot be caught. So a checksum of the whole file stands in the metadata, and is compared before
-//! polars sees the first byte. A file without one, as another program may write it, is read all the
-//! same.
+//! A file carries its own checksum ([`seal`](super::seal)). One without it, as another program may
+//! write it, is read all the same.
 
 use std::collections::HashMap;
 use std::io::{Cursor, Read, Write};
-use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use polars::prelude::*;
 
 use super::native::{parse, print};
+use super::seal;
 use super::text::word;
 use super::{
-    Block, Direction, Event, InvalidTrace, NativeError, Op, Recording, Role, Trace, validate,
+    Block, Direction, Event, InvalidTrace, Limits, NativeError, Op, OverLimit, Recording, Role,
+    Trace, validate,
 };
 use crate::units::{
     BlockId, ModuleId, NameId, PhaseId, PoolId, SettingsId, SiteId, StreamId, TransferId,
@@ -28,9 +27,6 @@ use crate::units::{
 
 const TABLES_KEY: &str = "fraglab_trace";
 const UNUSED_KEY: &str = "fraglab_unused_blocks";
-const CHECKSUM_KEY: &str = "fraglab_checksum";
-/// Stands for the checksum while it is computed.
-const CHECKSUM_BLANK: &str = "00000000";
 
 /// A Parquet trace could not be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -74,6 +70,9 @@ pub enum ParquetError {
         /// What is wrong.
         message: String,
     },
+    /// More events than are taken.
+    #[error(transparent)]
+    Limit(#[from] OverLimit),
     /// Well-formed, but the trace contradicts itself.
     #[error(transparent)]
     Invalid(#[from] InvalidTrace),
@@ -168,41 +167,18 @@ fn asked_block(op: Op) -> Option<BlockId> {
 pub fn write_parquet(trace: &Trace, mut writer: impl Write) -> Result<(), ParquetError> {
     validate(trace)?;
     let (tables, unused) = tables_of(trace)?;
-    let blank = CHECKSUM_BLANK.to_owned();
-    let metadata = [(TABLES_KEY, tables), (UNUSED_KEY, unused), (CHECKSUM_KEY, blank)];
-    let metadata = metadata.map(|(key, value)| (key.to_owned(), value)).to_vec();
+    let metadata = [(TABLES_KEY, tables), (UNUSED_KEY, unused)];
+    let mut metadata = metadata.map(|(key, value)| (key.to_owned(), value)).to_vec();
+    metadata.push(seal::blank());
     let mut frame = DataFrame::new(trace.events.len(), columns_of(trace))?;
     let mut bytes = Vec::new();
     ParquetWriter::new(&mut bytes)
         .with_key_value_metadata(Some(KeyValueMetadata::from_static(metadata)))
         .finish(&mut frame)?;
-    if let Some(place) = checksum_place(&bytes) {
-        let sum = checksum(&bytes, &place);
-        bytes[place].copy_from_slice(sum.as_bytes());
-    }
+    seal::set(&mut bytes);
     writer.write_all(&bytes)?;
     writer.flush()?;
     Ok(())
-}
-
-/// Where in a file its checksum stands. In the footer's encoding the value follows its key after
-/// two bytes: the type of the field and its length.
-fn checksum_place(bytes: &[u8]) -> Option<Range<usize>> {
-    let key = CHECKSUM_KEY.as_bytes();
-    let after_key = bytes.windows(key.len()).rposition(|window| window == key)? + key.len();
-    let start = after_key + 2;
-    let place = start..start + CHECKSUM_BLANK.len();
-    let is_ours = bytes.get(after_key..start)? == [0x18, CHECKSUM_BLANK.len() as u8];
-    (is_ours && place.end <= bytes.len()).then_some(place)
-}
-
-/// The checksum of a file, its own place taken as blank.
-fn checksum(bytes: &[u8], place: &Range<usize>) -> String {
-    let mut crc = flate2::Crc::new();
-    crc.update(&bytes[..place.start]);
-    crc.update(CHECKSUM_BLANK.as_bytes());
-    crc.update(&bytes[place.end..]);
-    format!("{:08x}", crc.sum())
 }
 
 /// What rows cannot hold, as native JSON, and the ids of the blocks in it.
@@ -343,18 +319,23 @@ fn address_of(trace: &Trace, subject: &Subject) -> Option<u64> {
 ///
 /// # Errors
 /// What is wrong and where: the column, the row or the event.
-pub fn read_parquet(mut reader: impl Read) -> Result<Trace, ParquetError> {
+pub fn read_parquet(reader: impl Read) -> Result<Trace, ParquetError> {
+    read_parquet_within(reader, &Limits::default())
+}
+
+/// Reads a Parquet trace of at most so many events to its end and validates it.
+///
+/// # Errors
+/// What is wrong and where: the column, the row or the event.
+pub fn read_parquet_within(mut reader: impl Read, limits: &Limits) -> Result<Trace, ParquetError> {
     let mut bytes = Vec::new();
     reader.read_to_end(&mut bytes)?;
-    if let Some(place) = checksum_place(&bytes) {
-        let found = checksum(&bytes, &place);
-        let expected = String::from_utf8_lossy(&bytes[place]).into_owned();
-        if found != expected {
-            return Err(ParquetError::Checksum { found, expected });
-        }
-    }
+    seal::check(&bytes).map_err(|broken| {
+        let seal::Broken { found, expected } = broken;
+        ParquetError::Checksum { found, expected }
+    })?;
     // Polars panics at some files that another program wrote badly.
-    let read = catch_unwind(AssertUnwindSafe(|| read_frame(bytes)));
+    let read = catch_unwind(AssertUnwindSafe(|| read_frame(bytes, limits)));
     let (frame, tables, unused) =
         read.unwrap_or_else(|_| Err(ParquetError::Polars("the file is damaged".to_owned())))?;
     let trace = Rows::new(&frame)?.into_trace(tables, &unused)?;
@@ -363,14 +344,21 @@ pub fn read_parquet(mut reader: impl Read) -> Result<Trace, ParquetError> {
 }
 
 /// The rows, the tables of the metadata, and the ids of the blocks in them.
-fn read_frame(bytes: Vec<u8>) -> Result<(DataFrame, Trace, Vec<u32>), ParquetError> {
+fn read_frame(
+    bytes: Vec<u8>,
+    limits: &Limits,
+) -> Result<(DataFrame, Trace, Vec<u32>), ParquetError> {
     let mut reader = ParquetReader::new(Cursor::new(bytes));
-    let pairs = reader.get_metadata()?.key_value_metadata.clone().unwrap_or_default();
+    let metadata = reader.get_metadata()?;
+    // What the footer says is told before polars makes rows of it: a page of one value repeated
+    // may stand for billions.
+    limits.check_events(metadata.num_rows as u64)?;
+    let pairs = metadata.key_value_metadata.clone().unwrap_or_default();
     let value = |key: &'static str| {
         let found = pairs.iter().find(|pair| pair.key == key).and_then(|pair| pair.value.clone());
         found.ok_or(ParquetError::NoMetadata(key))
     };
-    let tables = parse(value(TABLES_KEY)?.as_bytes())?;
+    let tables = parse(value(TABLES_KEY)?.as_bytes(), limits)?;
     let unused: Vec<u32> = serde_json::from_str(&value(UNUSED_KEY)?).map_err(NativeError::from)?;
     Ok((reader.finish()?, tables, unused))
 }
@@ -516,6 +504,17 @@ impl<'a> BlockReader<'a> {
     }
 }
 
+/// A column as long as the others: polars takes the length of each from its own pages.
+fn column_of<'f>(frame: &'f DataFrame, column: &'static str) -> Result<&'f Column, ParquetError> {
+    let wrong = |message: String| ParquetError::Column { column, message };
+    let found = frame.column(column).map_err(|_| wrong("is missing".to_owned()))?;
+    let (rows, expected) = (found.len(), frame.height());
+    if rows != expected {
+        return Err(wrong(format!("has {rows} rows, expected {expected} as in the others")));
+    }
+    Ok(found)
+}
+
 /// A column of any integer type whose values all fit into `dtype`: other tools choose other widths.
 fn integer_column(
     frame: &DataFrame,
@@ -523,7 +522,7 @@ fn integer_column(
     dtype: &DataType,
 ) -> Result<Series, ParquetError> {
     let wrong = |message: String| ParquetError::Column { column, message };
-    let found = frame.column(column).map_err(|_| wrong("is missing".to_owned()))?;
+    let found = column_of(frame, column)?;
     // A column of nulls has lost its type in some tools.
     if !found.dtype().is_integer() && found.dtype() != &DataType::Null {
         return Err(wrong(format!("has type {}, expected {dtype}", found.dtype())));
@@ -543,7 +542,7 @@ fn u32_column(frame: &DataFrame, column: &'static str) -> Result<UInt32Chunked, 
 
 fn text_column(frame: &DataFrame, column: &'static str) -> Result<StringChunked, ParquetError> {
     let wrong = |message: String| ParquetError::Column { column, message };
-    let found = frame.column(column).map_err(|_| wrong("is missing".to_owned()))?;
+    let found = column_of(frame, column)?;
     if found.dtype() == &DataType::Null {
         return Ok(StringChunked::full_null(column.into(), found.len()));
     }

@@ -21,8 +21,8 @@ use serde::de::{DeserializeOwned, IntoDeserializer};
 
 use super::validate::{BLOCK_BYTES_MAX, EnteredPools, LIVE_BYTES_MAX};
 use super::{
-    Block, DeviceCall, Direction, Event, Expectation, Fault, FaultWhen, ModelParameter, ModelUnit,
-    Op, Pool, PoolKind, Role, Source, SourceKind, Trace, Transfer,
+    Block, DeviceCall, Direction, Event, Expectation, Fault, FaultWhen, Limits, ModelParameter,
+    ModelUnit, Op, Pool, PoolKind, Role, Source, SourceKind, Trace, Transfer,
 };
 use crate::units::{
     BlockId, Bytes, ModuleId, NameId, PhaseId, PoolId, SettingsId, SiteId, StreamId, TransferId,
@@ -31,8 +31,6 @@ use crate::units::{
 use write::show_time;
 pub use write::write_text;
 
-/// Most events that a text may give, repeats counted out.
-pub const TEXT_EVENTS_MAX: u64 = 100_000_000;
 /// Deepest nesting of `repeat`.
 pub const REPEAT_DEPTH_MAX: usize = 16;
 
@@ -103,12 +101,21 @@ impl Wrong {
     }
 }
 
-/// Reads the text form.
+/// Reads the text form, of at most [`EVENTS_MAX_DEFAULT`](super::EVENTS_MAX_DEFAULT) events.
 ///
 /// # Errors
 /// The first thing wrong, with line and column.
 pub fn read_text(text: &str) -> Result<Trace, TextError> {
-    let mut parser = Parser::default();
+    read_text_within(text, &Limits::default())
+}
+
+/// Reads the text form, of at most so many events: those of every `repeat` are counted before the
+/// first is made.
+///
+/// # Errors
+/// The first thing wrong, with line and column.
+pub fn read_text_within(text: &str, limits: &Limits) -> Result<Trace, TextError> {
+    let mut parser = Parser { limits: limits.clone(), ..Parser::default() };
     let mut tokens = Vec::new();
     let mut line_number = 0;
     for line in text.lines() {
@@ -409,6 +416,7 @@ struct OpenRepeat {
 /// Turns lines into steps and tables.
 #[derive(Default)]
 struct Parser {
+    limits: Limits,
     trace: Trace,
     steps: Vec<Step>,
     open: Vec<OpenRepeat>,
@@ -468,13 +476,7 @@ impl Parser {
     fn count_events(&mut self, more: u64, at: usize) -> Result<(), Wrong> {
         let events = self.open.last_mut().map_or(&mut self.events, |open| &mut open.events);
         *events = events.saturating_add(more);
-        if *events > TEXT_EVENTS_MAX {
-            return Err(Wrong::new(
-                at,
-                format!("gives more than {TEXT_EVENTS_MAX} events, the most that a text may"),
-            ));
-        }
-        Ok(())
+        self.limits.check_events(*events).map_err(|over| Wrong::new(at, over.to_string()))
     }
 
     fn repeat(
@@ -509,12 +511,8 @@ impl Parser {
         }
         self.push(open.line, open.at as usize, StepKind::End { body: open.step + 1 });
         let events = open.events.saturating_mul(open.count);
-        self.count_events(events, word.at).map_err(|_| {
-            word.wrong(format!(
-                "the `repeat` of line {} gives more than {TEXT_EVENTS_MAX} events, the most that a \
-                 text may",
-                open.line
-            ))
+        self.count_events(events, word.at).map_err(|wrong| {
+            word.wrong(format!("with the `repeat` of line {}, {}", open.line, wrong.message))
         })
     }
 

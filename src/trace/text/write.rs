@@ -9,7 +9,7 @@ use super::super::{
     SourceKind, StartLayout, StartState, Trace, Transfer, validate,
 };
 use super::{NAMELESS, word};
-use crate::units::{BlockId, PoolId};
+use crate::units::{BlockId, PoolId, harmless_json, is_obeyed};
 
 /// A time with the largest unit that keeps it short, exact.
 pub(super) fn show_time(time_ns: u64) -> String {
@@ -42,8 +42,12 @@ fn show_size(size_bytes: u64) -> String {
 fn show_word(word: &str) -> Cow<'_, str> {
     let plain = !word.is_empty()
         && !word.starts_with(['"', '@'])
-        && !word.contains(|c: char| c.is_whitespace() || c.is_control() || c == '#');
-    if plain { Cow::Borrowed(word) } else { Cow::Owned(serde_json::Value::from(word).to_string()) }
+        && !word
+            .contains(|c: char| c.is_whitespace() || c.is_control() || is_obeyed(c) || c == '#');
+    match plain {
+        true => Cow::Borrowed(word),
+        false => Cow::Owned(harmless_json(&serde_json::Value::from(word).to_string()).into_owned()),
+    }
 }
 
 /// Writes the text form. Tables come out in the order of first use when the text is read again, and
