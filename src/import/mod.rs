@@ -16,6 +16,7 @@
 //! [`read_trace`]. MiniMalloc's CSV is a packing problem first: its rows
 //! stay as they are, and make a trace where one is asked for.
 
+mod folder;
 mod intern;
 mod kineto;
 mod memory_summary;
@@ -38,6 +39,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+pub(crate) use folder::is_file_or_lost;
+pub use folder::{FolderTraces, traces_in};
 pub use kineto::{KinetoError, read_kineto};
 pub use memory_summary::{MemorySummary, SummaryClass, SummaryDiagnosis, SummaryRow};
 pub use minimalloc_csv::{
@@ -61,11 +64,12 @@ pub use torch_snapshot::{
 pub use truth::{TruthError, trace_name};
 
 use crate::trace::{
-    FileError, Input, InvalidTrace, NativeError, TextError, Trace, TraceFormat, read_native,
-    read_text, validate,
+    FileError, Input, InvalidTrace, Limits, NativeError, OverLimit, TextError, Trace, TraceFormat,
+    read_native_within, read_text_within, validate,
 };
 #[cfg(feature = "analytics")]
-use crate::trace::{ParquetError, read_parquet};
+use crate::trace::{ParquetError, read_parquet_within};
+use crate::units::Stop;
 use refusals::room_from_refusals;
 use torch_history::trace_with_notes;
 use truth::{TruthFile, limit_from_settings};
@@ -88,6 +92,10 @@ pub struct ReadOptions {
     pub limit_is_told: bool,
     /// Counts the bytes of the file that are read so far, as they lie on disk.
     pub progress: Option<Arc<AtomicU64>>,
+    /// Asks the reader to end early, with an error.
+    pub stop: Stop,
+    /// The most that is taken. [`open_input`] watches memory, the readers count events.
+    pub limits: Limits,
 }
 
 /// A file could not be read as a trace. The message is one line: file, position, what was found and
@@ -183,6 +191,15 @@ pub enum ImportError {
         /// The file.
         file: String,
     },
+    /// More than the reader takes.
+    #[error("{file}: {source}")]
+    Limit {
+        /// The file.
+        file: String,
+        /// Which limit.
+        #[source]
+        source: OverLimit,
+    },
     /// What was read contradicts itself.
     #[error("{file}: {source}; expected a trace that makes sense: the file is damaged")]
     Invalid {
@@ -211,28 +228,36 @@ pub fn read_input(
     input: Input,
     options: &ReadOptions,
 ) -> Result<Imported, ImportError> {
+    let reached = input.reached();
+    read_format(path, input, options).map_err(|error| match reached.get() {
+        Some(&source) => ImportError::Limit { file: path.display().to_string(), source },
+        None => error,
+    })
+}
+
+fn read_format(path: &Path, input: Input, options: &ReadOptions) -> Result<Imported, ImportError> {
     let file = || path.display().to_string();
     let alone = |trace| Imported { trace, warnings: Vec::new() };
     let mut imported = match input.format()? {
         TraceFormat::Pickle => return import_snapshot(path, input.reader, options),
-        TraceFormat::RmmCsv => return import_rmm_csv(path, input.reader),
+        TraceFormat::RmmCsv => return import_rmm_csv(path, input.reader, options),
         TraceFormat::Kineto => read_kineto(input.reader, options.gpu)
             .map(|(trace, warnings)| Imported { trace, warnings })
             .map_err(|source| ImportError::Kineto { file: file(), source })?,
         TraceFormat::StallocLog => read_stalloc_log(input.reader)
             .map(|(trace, warnings)| Imported { trace, warnings })
             .map_err(|source| ImportError::StallocLog { file: file(), source })?,
-        TraceFormat::MinimallocCsv => return import_minimalloc_csv(path, input.reader),
-        TraceFormat::NativeJson => read_native(input.reader)
+        TraceFormat::MinimallocCsv => return import_minimalloc_csv(path, input.reader, options),
+        TraceFormat::NativeJson => read_native_within(input.reader, &options.limits)
             .map(alone)
             .map_err(|source| ImportError::Native { file: file(), source })?,
-        TraceFormat::Text => read_text_trace(input).map(alone)?,
-        TraceFormat::Parquet => read_parquet_trace(input).map(alone)?,
+        TraceFormat::Text => read_text_trace(input, &options.limits).map(alone)?,
+        TraceFormat::Parquet => read_parquet_trace(input, &options.limits).map(alone)?,
     };
     if imported.trace.header.name.is_empty() {
         imported.trace.header.name = trace_name(path).unwrap_or_default();
     }
-    checked(path, imported)
+    checked(path, imported, options)
 }
 
 /// Reads a torch snapshot from its decompressed pickle, with the truth file beside `path` if there
@@ -261,52 +286,71 @@ pub fn import_snapshot(
     let guessed = room_from_refusals(&mut trace);
     let is_idle = options.limit_is_told && trace.header.limit_bytes.is_some();
     warnings.extend(guessed.filter(|_| !is_idle));
-    checked(path, Imported { trace, warnings })
+    checked(path, Imported { trace, warnings }, options)
 }
 
 /// Reads an RMM log. `path` names the trace.
 ///
 /// # Errors
 /// The first malformed row, with its line.
-pub fn import_rmm_csv(path: &Path, reader: impl Read) -> Result<Imported, ImportError> {
+pub fn import_rmm_csv(
+    path: &Path,
+    reader: impl Read,
+    options: &ReadOptions,
+) -> Result<Imported, ImportError> {
     let (mut trace, warnings) = read_rmm_csv(reader)
         .map_err(|source| ImportError::Rmm { file: path.display().to_string(), source })?;
     trace.header.name = trace_name(path).unwrap_or_default();
-    checked(path, Imported { trace, warnings })
+    checked(path, Imported { trace, warnings }, options)
 }
 
 /// Reads MiniMalloc's CSV as a trace. `path` names it.
 ///
 /// # Errors
 /// The first malformed line.
-pub fn import_minimalloc_csv(path: &Path, reader: impl Read) -> Result<Imported, ImportError> {
+pub fn import_minimalloc_csv(
+    path: &Path,
+    reader: impl Read,
+    options: &ReadOptions,
+) -> Result<Imported, ImportError> {
     let wrong = |source| ImportError::Minimalloc { file: path.display().to_string(), source };
     let (mut trace, warnings) = trace_from_minimalloc(&read_minimalloc_csv(reader).map_err(wrong)?);
     trace.header.name = trace_name(path).unwrap_or_default();
-    checked(path, Imported { trace, warnings })
+    checked(path, Imported { trace, warnings }, options)
 }
 
-fn checked(path: &Path, imported: Imported) -> Result<Imported, ImportError> {
+fn checked(
+    path: &Path,
+    imported: Imported,
+    options: &ReadOptions,
+) -> Result<Imported, ImportError> {
+    let file = || path.display().to_string();
+    let limits = &options.limits;
+    limits
+        .check_events(imported.trace.events.len() as u64)
+        .and_then(|()| limits.check_memory())
+        .map_err(|source| ImportError::Limit { file: file(), source })?;
     match validate(&imported.trace) {
         Ok(()) => Ok(imported),
-        Err(source) => Err(ImportError::Invalid { file: path.display().to_string(), source }),
+        Err(source) => Err(ImportError::Invalid { file: file(), source }),
     }
 }
 
-fn read_text_trace(mut input: Input) -> Result<Trace, ImportError> {
+fn read_text_trace(mut input: Input, limits: &Limits) -> Result<Trace, ImportError> {
     let text = input.read_to_string()?;
-    read_text(&text)
+    read_text_within(&text, limits)
         .map_err(|source| ImportError::Text { file: input.path.display().to_string(), source })
 }
 
 #[cfg(feature = "analytics")]
-fn read_parquet_trace(input: Input) -> Result<Trace, ImportError> {
+fn read_parquet_trace(input: Input, limits: &Limits) -> Result<Trace, ImportError> {
     let file = input.path.display().to_string();
-    read_parquet(input.reader).map_err(|source| ImportError::Parquet { file, source })
+    read_parquet_within(input.reader, limits)
+        .map_err(|source| ImportError::Parquet { file, source })
 }
 
 #[cfg(not(feature = "analytics"))]
-fn read_parquet_trace(input: Input) -> Result<Trace, ImportError> {
+fn read_parquet_trace(input: Input, _limits: &Limits) -> Result<Trace, ImportError> {
     Err(ImportError::NoParquet { file: input.path.display().to_string() })
 }
 
@@ -321,26 +365,33 @@ fn counted_warnings(met: &[(u64, &str)]) -> Vec<String> {
 /// # Errors
 /// If it cannot be read or decompressed.
 pub fn open_input(path: &Path, options: &ReadOptions) -> Result<Input, FileError> {
-    let Some(bytes) = options.progress.clone() else { return Input::open(path) };
     let raw: Box<dyn Read + Send> = if path.as_os_str() == "-" {
         Box::new(io::stdin())
     } else {
         let file = File::open(path);
         Box::new(file.map_err(|source| FileError { path: path.display().to_string(), source })?)
     };
-    Input::from_reader(path, Box::new(Counted { raw, bytes }))
+    let (progress, stop) = (options.progress.clone(), options.stop.clone());
+    let input = Input::from_reader(path, Box::new(Watched { raw, progress, stop }))?;
+    Ok(input.within(&options.limits))
 }
 
-/// Counts what passes.
-struct Counted {
+/// Counts what passes, and ends when somebody asks to stop.
+struct Watched {
     raw: Box<dyn Read + Send>,
-    bytes: Arc<AtomicU64>,
+    progress: Option<Arc<AtomicU64>>,
+    stop: Stop,
 }
 
-impl Read for Counted {
+impl Read for Watched {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.stop.is_asked() {
+            return Err(io::Error::other("interrupted"));
+        }
         let count = self.raw.read(buffer)?;
-        self.bytes.fetch_add(count as u64, Ordering::Relaxed);
+        if let Some(bytes) = &self.progress {
+            bytes.fetch_add(count as u64, Ordering::Relaxed);
+        }
         Ok(count)
     }
 }

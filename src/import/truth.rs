@@ -85,7 +85,12 @@ impl TruthFile {
     /// Reads the truth file beside a snapshot, if there is one.
     pub(super) fn beside(snapshot: &Path) -> Result<Option<TruthFile>, TruthError> {
         let Some(path) = truth_path(snapshot) else { return Ok(None) };
-        let file = match File::open(&path) {
+        // Nobody named it: a pipe that is called so must not be waited for.
+        let opened = path.metadata().and_then(|metadata| match metadata.is_file() {
+            true => File::open(&path),
+            false => Err(io::Error::other("is no file, expected JSON")),
+        });
+        let file = match opened {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(source) => return Err(TruthError::Read { path, source }),
