@@ -269,15 +269,13 @@ impl FreeSet {
 
     /// Every block of at least this size, in order.
     pub fn at_least(&self, size_bytes: u64) -> impl DoubleEndedIterator<Item = Entry> + '_ {
-        let bins = self.bins.get(class(size_bytes)..).unwrap_or_default();
-        bins.iter().flat_map(Bin::iter).filter(move |entry| entry.size_bytes >= size_bytes)
+        let bins = self.occupied_from(class(size_bytes));
+        bins.flat_map(Bin::iter).filter(move |entry| entry.size_bytes >= size_bytes)
     }
 
     /// The largest block.
     pub fn largest(&self) -> Option<Entry> {
-        let class =
-            (0..self.bins.len()).rev().find(|&at| self.occupied[at / 64] >> (at % 64) & 1 == 1)?;
-        Some(self.bins[class].largest())
+        self.occupied_from(0).next_back().map(Bin::largest)
     }
 
     /// Whether there is no block.
@@ -288,7 +286,18 @@ impl FreeSet {
 
     /// Every block in order.
     pub fn iter(&self) -> impl Iterator<Item = Entry> + '_ {
-        self.bins.iter().flat_map(Bin::iter)
+        self.occupied_from(0).flat_map(Bin::iter)
+    }
+
+    /// Every bin with entries at or after `class`, in order. Takes no longer for bins without: a
+    /// process may have thousands of streams whose sets are empty.
+    fn occupied_from(&self, class: usize) -> impl DoubleEndedIterator<Item = &Bin> + '_ {
+        let words = Bits(self.summary & (u64::MAX << (class / 64)));
+        words.flat_map(move |word| {
+            let first = if word == class / 64 { class % 64 } else { 0 };
+            let bits = Bits(self.occupied[word] & (u64::MAX << first));
+            bits.map(move |bit| &self.bins[word * 64 + bit])
+        })
     }
 
     /// The first occupied bin at or after `class`.
@@ -308,6 +317,28 @@ impl FreeSet {
         }
         let word = later.trailing_zeros() as usize;
         Some(word * 64 + self.occupied[word].trailing_zeros() as usize)
+    }
+}
+
+/// The numbers of the bits that are set, in order.
+#[derive(Clone, Copy, Debug)]
+struct Bits(u64);
+
+impl Iterator for Bits {
+    type Item = usize;
+
+    fn next(&mut self) -> Option<usize> {
+        let lowest = (self.0 != 0).then(|| self.0.trailing_zeros())?;
+        self.0 &= self.0 - 1;
+        Some(lowest as usize)
+    }
+}
+
+impl DoubleEndedIterator for Bits {
+    fn next_back(&mut self) -> Option<usize> {
+        let highest = self.0.checked_ilog2()?;
+        self.0 &= !(1 << highest);
+        Some(highest as usize)
     }
 }
 

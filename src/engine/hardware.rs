@@ -28,8 +28,8 @@ use std::time::{Duration, Instant};
 use super::chunked;
 use super::prepared::{DeviceSize, Prepared};
 use super::replay::{
-    Observe, Observed, Replay, Replayed, RunError, Runner, Seen, Sinks, Started, Wrapped, prepare,
-    split_at, watch,
+    End, Observe, Observed, Replay, Replayed, RunError, Runner, Seen, Sinks, Started, Wrapped,
+    prepare, split_at, watch,
 };
 use super::result::{
     CallTimes, CardMemory, CardSummary, HardwareSummary, HardwareWall, Outcome, Repeats, RunResult,
@@ -357,11 +357,16 @@ impl<C: Card> OnCard<'_, C> {
         replay: &mut Replay<'_, A, Wrapped<C::Device>, CardSinks>,
         sampler: &mut Sampler,
         pace: &mut Pacer,
-    ) -> Result<(), HardwareError> {
+    ) -> Result<(), RunError> {
         let events = &self.trace().events;
+        let stop = &self.runner.options.stop;
         sampler.after(self.bench.card, 0, replay.allocator.levels().reserved_bytes);
         for (index, event) in events.iter().enumerate() {
-            let waited = pace.wait(event.time_ns);
+            let waited = pace.wait(event.time_ns, stop);
+            // A driver's call takes longer than a look.
+            if stop.is_asked() {
+                return Err(self.runner.interrupted(index as u64, replay.reserved_bytes_peak()));
+            }
             if waited || index % PROGRESS_EVENTS == 0 {
                 (self.bench.progress)(index as u64, events.len() as u64);
             }
@@ -408,7 +413,7 @@ impl<C: Card> OnCard<'_, C> {
         allocator: A,
         moment: SplitMoment,
         memory: &mut CardMemory,
-    ) -> Result<Option<Split>, HardwareError> {
+    ) -> Result<Option<Split>, RunError> {
         let SplitMoment { at, event, reserved_bytes } = moment;
         if self.runner.request_from(event).is_none() {
             return Ok(None);
@@ -420,7 +425,11 @@ impl<C: Card> OnCard<'_, C> {
             replay.start(start, &self.started());
         }
         let events_end = self.trace().events.len().min(event as usize + 1);
-        replay.run(0, &self.trace().events[..events_end], self.runner.stop_on_oom);
+        let stop = &self.runner.options.stop;
+        let events = &self.trace().events[..events_end];
+        if let End::Asked { event } = replay.run(0, events, self.runner.stop_on_oom, stop) {
+            return Err(self.runner.interrupted(event, replay.reserved_bytes_peak()));
+        }
         let (stopped, _) = Replayed::of(replay, 0.0);
         let held_bytes = stopped.allocator.levels().reserved_bytes;
         let is_same = match at {

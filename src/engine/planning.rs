@@ -10,7 +10,7 @@ use crate::plan::check::{Broken, beyond_capacity, check};
 use crate::plan::reason::{Reason, irreducible};
 use crate::plan::work::Work;
 use crate::plan::{
-    BadProblem, Binding, Packing, PoolPacking, Problem, SolveOptions, Solved, solve,
+    BadProblem, Binding, Packing, Planner, PoolPacking, Problem, SolveOptions, Solved, solve,
 };
 
 /// A problem could not be packed.
@@ -69,6 +69,10 @@ pub struct PlanResult {
     pub lower_bound_bytes: u64,
     /// The height is the lowest possible.
     pub proven: bool,
+    /// Work was asked to stop before its end. A valid packing all the same, but a longer search might
+    /// have found a lower one.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub partial: bool,
     /// height / lower bound − 1.
     pub gap: f64,
     /// Bytes of buffers that live from the first instant to the last: what no plan can move.
@@ -216,6 +220,7 @@ pub(super) fn planned(
         height_bytes: height,
         lower_bound_bytes: bound,
         proven: packing.proven(),
+        partial: is_partial(&packing, capacity.as_ref(), options),
         gap: ratio(height, bound),
         full_span_bytes,
         gap_above_full_span: ratio(height - full_span_bytes, bound - full_span_bytes),
@@ -231,6 +236,16 @@ pub(super) fn planned(
         },
     };
     Ok(Planned { packing, result })
+}
+
+/// Whether a longer search might have found a lower packing, but somebody asked to stop.
+fn is_partial(
+    packing: &Packing,
+    capacity: Option<&CapacityAnswer>,
+    options: &SolveOptions,
+) -> bool {
+    let is_done = packing.proven() || capacity.is_some_and(|answer| answer.fits);
+    options.planner == Planner::Best && options.stop.is_asked() && !is_done
 }
 
 /// Whether a packing fits into the capacities of its problem, and if not, why. The reason may take
@@ -254,7 +269,8 @@ fn capacity_answer(
     let capacity_bytes = problem.capacities_bytes[pool].unwrap_or(capacity_bytes);
     let impossible = packing.pools[pool].lower_bound_bytes > capacity_bytes;
     let deadline = options.time.map(|time| Instant::now() + time);
-    let mut work = Work::new(options.work_units.unwrap_or(u64::MAX), deadline);
+    let units = options.work_units.unwrap_or(u64::MAX);
+    let mut work = Work::new(units, deadline).unless_asked(&options.stop);
     let numbers = |buffers: Vec<usize>| buffers.into_iter().map(|at| at as u64).collect();
     let unknown = CapacityReason { kind: "unknown", tick: None, bytes: None, buffers: Vec::new() };
     let reason = match irreducible(problem, pool as u32, capacity_bytes, &mut work)? {

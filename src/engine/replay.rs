@@ -32,8 +32,9 @@ use crate::metrics::{
 };
 use crate::trace::{
     AddressPolicy, Event, Op, SourceKind, StartBlock, StartLayout, StartState, Trace,
+    resident_bytes_peak,
 };
-use crate::units::{BlockId, Bytes, PoolId, SettingsId, StreamId, grouped};
+use crate::units::{BlockId, Bytes, PoolId, SettingsId, Stop, StreamId, grouped};
 
 /// How to run.
 #[derive(Clone, Debug)]
@@ -67,6 +68,8 @@ pub struct RunOptions {
     pub profiles: BTreeMap<String, Arc<Trace>>,
     /// Plans from files of STAlloc, by the name that a specification calls them (`plan=NAME`).
     pub plans: BTreeMap<String, Arc<PlanFiles>>,
+    /// Asks the replay to end early, with [`RunError::Interrupted`].
+    pub stop: Stop,
 }
 
 impl RunOptions {
@@ -86,6 +89,7 @@ impl RunOptions {
             profile_steps: None,
             profiles: BTreeMap::new(),
             plans: BTreeMap::new(),
+            stop: Stop::default(),
         }
     }
 
@@ -161,7 +165,42 @@ pub enum RunError {
     /// The hardware could not be used.
     #[error(transparent)]
     Hardware(#[from] HardwareError),
+    /// [`RunOptions::stop`] was asked.
+    #[error(
+        "{allocator}: interrupted at event {} of {}, {} reserved at most until then",
+        grouped(*.event), grouped(*.events), Bytes(*.reserved_bytes_peak)
+    )]
+    Interrupted {
+        /// The allocator.
+        allocator: String,
+        /// Index of the event that would have been next; 0 if the replay had not begun.
+        event: u64,
+        /// Events of the trace.
+        events: u64,
+        /// Most bytes that were reserved until then: no less than that would have been the peak.
+        reserved_bytes_peak: u64,
+    },
 }
+
+impl RunError {
+    /// What is said of a replay that was not begun because somebody asked to stop; nothing if nobody
+    /// did.
+    fn if_asked(prepared: &Prepared<'_>, spec: &AllocSpec) -> Result<(), RunError> {
+        if !prepared.options().stop.is_asked() {
+            return Ok(());
+        }
+        Err(RunError::Interrupted {
+            allocator: spec.to_string(),
+            event: 0,
+            events: prepared.trace().events.len() as u64,
+            reserved_bytes_peak: 0,
+        })
+    }
+}
+
+/// Events between two looks at [`RunOptions::stop`]: a look costs nothing beside so many, and even
+/// where the shadow map checks each of them they do not take long.
+const STOP_EVENTS: usize = 1 << 8;
 
 /// The devices of a replay, one around the other.
 pub(super) type Wrapped<D> = Counting<Faulty<D>>;
@@ -203,6 +242,7 @@ pub(super) fn run_on(
     size: DeviceSize,
     observe: Observe,
 ) -> Result<Observed, RunError> {
+    RunError::if_asked(prepared, spec)?;
     if spec.name == chunk::NAME {
         return chunked::run(prepared, spec, size, observe);
     }
@@ -236,6 +276,7 @@ pub(super) fn watch<S: Sink>(
     stop_on_oom: bool,
     sink: S,
 ) -> Result<(Watched, S), RunError> {
+    RunError::if_asked(prepared, spec)?;
     if spec.name == chunk::NAME {
         return chunked::watch_managed(prepared, spec, size, stop_on_oom, sink);
     }
@@ -461,15 +502,16 @@ impl Visitor for Runner<'_> {
         let (run, seen) = if self.is_watched() {
             let sinks = self.sinks();
             let (run, sinks) =
-                self.replay(allocator.clone(), device.clone(), sinks, u64::MAX, &started);
+                self.replay(allocator.clone(), device.clone(), sinks, u64::MAX, &started)?;
             let seen = self.seen(sinks, run.last_event)?;
             (run, seen)
         } else {
-            let run = self.replay(allocator.clone(), device.clone(), NoSink, u64::MAX, &started).0;
+            let (run, _) =
+                self.replay(allocator.clone(), device.clone(), NoSink, u64::MAX, &started)?;
             (run, Seen::default())
         };
-        let address_spread = self.address_spread(&run, fresh, policy);
-        let split = self.split(&run, allocator, device, &started);
+        let address_spread = self.address_spread(&run, fresh, policy)?;
+        let split = self.split(&run, allocator, device, &started)?;
         let device = self.simulated_device(&run, policy);
         let mut result = self.result(run, split, device);
         result.start = self.start_summary(&started);
@@ -516,11 +558,11 @@ impl Visitor for Looker<'_> {
         let device = runner.wrapped(sim);
         let needs_run =
             whens.iter().any(|when| matches!(when, When::ReservedPeak | When::FirstRefusal));
-        let run = needs_run.then(|| {
-            runner.replay(allocator.clone(), device.clone(), NoSink, u64::MAX, &started).0
-        });
-        let moments = whens.iter().map(|when| {
-            let (at, event, events_end) = match when {
+        let run = needs_run
+            .then(|| runner.replay(allocator.clone(), device.clone(), NoSink, u64::MAX, &started));
+        let run = run.transpose()?.map(|(run, _)| run);
+        let place = |when: &When| {
+            Some(match when {
                 When::ReservedPeak => {
                     let event = run.as_ref()?.peaks.reserved_event;
                     (SplitAt::ReservedPeak, event, event + 1)
@@ -531,12 +573,15 @@ impl Visitor for Looker<'_> {
                 }
                 When::Before(event) => (SplitAt::Event, *event, *event),
                 When::After(event) => (SplitAt::Event, *event, event.saturating_add(1)),
-            };
+            })
+        };
+        let moments = whens.iter().map(|when| {
+            let Some((at, event, events_end)) = place(when) else { return Ok(None) };
             let (allocator, device) = (allocator.clone(), device.clone());
             let stopped = runner.stopped(allocator, device, &started, (at, event), events_end)?;
-            Some(Moment::new(runner.trace, stopped))
+            Ok(stopped.map(|stopped| Moment::new(runner.trace, stopped)))
         });
-        Ok(moments.collect())
+        moments.collect()
     }
 }
 
@@ -557,7 +602,7 @@ impl<S: Sink> Visitor for Watcher<'_, S> {
         let mut allocator = allocator;
         let started = runner.start(&mut allocator, &mut sim);
         let (run, sink) =
-            runner.replay(allocator, runner.wrapped(sim), self.sink, u64::MAX, &started);
+            runner.replay(allocator, runner.wrapped(sim), self.sink, u64::MAX, &started)?;
         let bounds = runner.bounds(&run.allocator);
         let counters = run.allocator.counters();
         let retries = counters.iter().find(|(name, _)| *name == "alloc_retries");
@@ -770,8 +815,10 @@ impl Runner<'_> {
     /// that begins late shows nothing of it.
     fn find_loading(&mut self, policy: AddressPolicy) {
         let wanted = policy == AddressPolicy::Chunks || self.options.address_seeds > 0;
-        // A generated trace shows no driver, and what the chunk manager asks for comes from one.
-        let recorded = self.trace.header.source.kind != SourceKind::Generated;
+        // A generated trace shows no driver, and what the chunk manager asks for comes from one; a
+        // merged one is several programs.
+        let made = [SourceKind::Generated, SourceKind::Merged];
+        let recorded = !made.contains(&self.trace.header.source.kind);
         if wanted && recorded && self.trace.start.is_none() {
             self.loading = self.prepared.loading();
         }
@@ -875,10 +922,10 @@ impl Runner<'_> {
         run: &Replayed<A, Faulty<Sim>>,
         allocator: A,
         policy: AddressPolicy,
-    ) -> Option<AddressSpread> {
+    ) -> Result<Option<AddressSpread>, RunError> {
         let seeds = u64::from(self.options.address_seeds);
         if seeds == 0 {
-            return None;
+            return Ok(None);
         }
         let figures = |run: &Replayed<A, Faulty<Sim>>| (run.peaks, run.refusals);
         let mut runs: Vec<(Peaks, u64)> = Vec::new();
@@ -887,13 +934,15 @@ impl Runner<'_> {
         }
         if A::ADDRESSES_MATTER {
             let others = (runs.len() as u64..seeds).into_par_iter();
-            runs.par_extend(others.map_with(allocator, |allocator, seed| {
+            let others = others.map_with(allocator, |allocator, seed| {
                 let addresses = match seed {
                     0 => self.driver_model(),
                     _ => Addresses::seeded(seed),
                 };
-                figures(&self.replay_on(self.sim_with(addresses), allocator.clone(), NoSink).0)
-            }));
+                let replayed = self.replay_on(self.sim_with(addresses), allocator.clone(), NoSink);
+                replayed.map(|(run, _)| figures(&run))
+            });
+            runs.extend(others.collect::<Result<Vec<_>, RunError>>()?);
         }
         let range = |figure: fn(&(Peaks, u64)) -> u64| {
             let figures = runs.iter().map(figure);
@@ -907,7 +956,7 @@ impl Runner<'_> {
             range(|(peaks, _)| peaks.reserved_bytes_peak);
         let (ooms_min, ooms_max) = range(|&(_, ooms)| ooms);
         let with_oom = runs.iter().filter(|(_, ooms)| *ooms > 0).count() as u64;
-        Some(AddressSpread {
+        Ok(Some(AddressSpread {
             addresses_matter: A::ADDRESSES_MATTER,
             seeds,
             allocated_bytes_peak_min,
@@ -920,7 +969,7 @@ impl Runner<'_> {
             ooms_max,
             // Where addresses do not matter, one run stands for all.
             seeds_with_oom: if A::ADDRESSES_MATTER { with_oom } else { with_oom * seeds },
-        })
+        }))
     }
 
     fn driver_model(&self) -> Addresses {
@@ -936,7 +985,7 @@ impl Runner<'_> {
         mut sim: Sim,
         mut allocator: A,
         sink: S,
-    ) -> (Replayed<A, Faulty<Sim>>, S) {
+    ) -> Result<(Replayed<A, Faulty<Sim>>, S), RunError> {
         let started = self.start(&mut allocator, &mut sim);
         self.replay(allocator, self.wrapped(sim), sink, u64::MAX, &started)
     }
@@ -989,6 +1038,9 @@ impl Runner<'_> {
     }
 
     /// One pass over the events of the trace before `events_end`.
+    ///
+    /// # Errors
+    /// If somebody asks to stop.
     fn replay<A: Allocator, S: Sink>(
         &self,
         allocator: A,
@@ -996,7 +1048,7 @@ impl Runner<'_> {
         sink: S,
         events_end: u64,
         started: &Started,
-    ) -> (Replayed<A, Faulty<Sim>>, S) {
+    ) -> Result<(Replayed<A, Faulty<Sim>>, S), RunError> {
         let mut replay = Replay::new(self.trace, allocator, device, sink);
         if let Some(start) = &self.trace.start {
             replay.start(start, started);
@@ -1006,15 +1058,29 @@ impl Runner<'_> {
         let loading_events = self.loading.map_or(0, |loading| loading.events);
         let (loading, computing) = events.split_at(loading_events.min(events.len()));
         let started = Instant::now();
-        let stopped = replay.run(0, loading, self.stop_on_oom);
-        if !stopped {
+        let stop = &self.options.stop;
+        let mut end = replay.run(0, loading, self.stop_on_oom, stop);
+        if end == End::Reached {
             if let Some(loading) = self.loading {
                 replay.env.device.inner_mut().inner_mut().load_kernels(loading.last_copy);
             }
-            replay.run(loading.len(), computing, self.stop_on_oom);
+            end = replay.run(loading.len(), computing, self.stop_on_oom, stop);
+        }
+        if let End::Asked { event } = end {
+            return Err(self.interrupted(event, replay.reserved_bytes_peak()));
         }
         let seconds = started.elapsed().as_secs_f64();
-        Replayed::of(replay, seconds)
+        Ok(Replayed::of(replay, seconds))
+    }
+
+    /// What is said of a replay that was to stop before an event.
+    pub(super) fn interrupted(&self, event: u64, reserved_bytes_peak: u64) -> RunError {
+        RunError::Interrupted {
+            allocator: self.spec.to_string(),
+            event,
+            events: self.trace.events.len() as u64,
+            reserved_bytes_peak,
+        }
     }
 
     /// What fragmentation is made of at the first refusal, else at the reserved peak: a second pass
@@ -1025,10 +1091,10 @@ impl Runner<'_> {
         allocator: A,
         device: SimDevice,
         started: &Started,
-    ) -> Option<Split> {
-        let (at, event) = split_at(run)?;
+    ) -> Result<Option<Split>, RunError> {
+        let Some((at, event)) = split_at(run) else { return Ok(None) };
         let stopped = self.stopped(allocator, device, started, (at, event), event + 1)?;
-        Some(self.split_of(&stopped))
+        Ok(stopped.map(|stopped| self.split_of(&stopped)))
     }
 
     /// What fragmentation is made of where a replay stopped.
@@ -1046,10 +1112,12 @@ impl Runner<'_> {
         started: &Started,
         (at, event): (SplitAt, u64),
         events_end: u64,
-    ) -> Option<Stopped> {
-        self.request_from(event)?;
-        let (stopped, _) = self.replay(allocator, device, NoSink, events_end, started);
-        self.looked_at(&stopped, at, event)
+    ) -> Result<Option<Stopped>, RunError> {
+        if self.request_from(event).is_none() {
+            return Ok(None);
+        }
+        let (stopped, _) = self.replay(allocator, device, NoSink, events_end, started)?;
+        Ok(self.looked_at(&stopped, at, event))
     }
 
     /// The first request from an event on: its event and its block.
@@ -1271,10 +1339,7 @@ pub(super) fn split_at<A, D>(run: &Replayed<A, D>) -> Option<(SplitAt, u64)> {
 
 /// Largest resident size of this process so far; 0 where the system does not tell.
 pub(super) fn peak_rss_bytes() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    let kib = line.and_then(|line| line.trim().trim_end_matches("kB").trim().parse::<u64>().ok());
-    kib.unwrap_or(0) * 1024
+    resident_bytes_peak().unwrap_or(0)
 }
 
 /// What the loop needs of a block, in one place.
@@ -1333,6 +1398,20 @@ impl<D: Device, S: Sink> Env for ReplayEnv<D, S> {
             self.sink.backing(self.event, action, whole.then_some(extents));
         }
     }
+}
+
+/// Why a replay ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// The events are over.
+    Reached,
+    /// A request was refused, and the first refusal was to be the end.
+    Refused,
+    /// Somebody asked to stop.
+    Asked {
+        /// Index of the event that would have been next.
+        event: u64,
+    },
 }
 
 /// A replay under way.
@@ -1421,16 +1500,32 @@ impl<'t, A: Allocator, D: Device, S: Sink> Replay<'t, A, Counting<D>, S> {
         self.peaks.observe(0, self.requested_bytes, self.allocator.levels());
     }
 
-    /// Takes the next events, the first of which has the index `first`. Gives whether it ended
-    /// before their end.
-    pub(super) fn run(&mut self, first: usize, events: &[Event], stop_on_oom: bool) -> bool {
-        for (index, event) in (first..).zip(events) {
-            self.event(index as u64, event.op);
-            if stop_on_oom && self.refusal.is_some() {
-                return true;
+    /// Takes the next events, the first of which has the index `first`, and tells why it ended.
+    pub(super) fn run(
+        &mut self,
+        first: usize,
+        events: &[Event],
+        stop_on_oom: bool,
+        stop: &Stop,
+    ) -> End {
+        for (part, events) in events.chunks(STOP_EVENTS).enumerate() {
+            let first = first + part * STOP_EVENTS;
+            if stop.is_asked() {
+                return End::Asked { event: first as u64 };
+            }
+            for (index, event) in (first..).zip(events) {
+                self.event(index as u64, event.op);
+                if stop_on_oom && self.refusal.is_some() {
+                    return End::Refused;
+                }
             }
         }
-        false
+        End::Reached
+    }
+
+    /// Most bytes reserved so far.
+    pub(super) fn reserved_bytes_peak(&self) -> u64 {
+        self.peaks.peaks().reserved_bytes_peak
     }
 
     /// Takes one event, and tells the sinks what it left.

@@ -13,6 +13,7 @@ use super::portfolio::{
 use super::problem::{BINDING_MAX, BadProblem, Packing, PoolPacking, Problem};
 use super::work::{Incumbent, Work};
 use super::{exact, repair};
+use crate::units::Stop;
 
 /// What found the height of a pool in which nothing needs room.
 const NOTHING: &str = "nothing to place";
@@ -41,7 +42,7 @@ impl Planner {
 }
 
 /// How to solve.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct SolveOptions {
     /// Which planner.
     pub planner: Planner,
@@ -53,6 +54,8 @@ pub struct SolveOptions {
     pub seed: u64,
     /// Threads that may be used at once.
     pub threads: usize,
+    /// Asks the search to end with the best packing so far.
+    pub stop: Stop,
 }
 
 impl Default for SolveOptions {
@@ -63,6 +66,7 @@ impl Default for SolveOptions {
             work_units: None,
             seed: 0,
             threads: 1,
+            stop: Stop::default(),
         }
     }
 }
@@ -84,7 +88,8 @@ pub struct Solved {
 pub fn solve(problem: &Problem, options: &SolveOptions) -> Result<Solved, BadProblem> {
     let deadline = options.time.map(|time| Instant::now() + time);
     let normal = Normal::of(problem)?;
-    let mut work = Work::new(options.work_units.unwrap_or(u64::MAX), deadline);
+    let units = options.work_units.unwrap_or(u64::MAX);
+    let mut work = Work::new(units, deadline).unless_asked(&options.stop);
     let unit_bytes = normal.unit_bytes;
     let pools = normal.pools.iter().map(|pool| Descent::of(problem, pool, unit_bytes));
     let mut pools: Vec<Descent<'_>> = pools.collect();

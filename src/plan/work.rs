@@ -3,6 +3,8 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
+use crate::units::Stop;
+
 /// Looks at the clock once for so many units of work.
 const CLOCK_EVERY_UNITS: u64 = 1 << 14;
 
@@ -55,6 +57,7 @@ pub struct Work<'a> {
     next_clock_units: u64,
     deadline: Option<Instant>,
     stop: Option<&'a AtomicBool>,
+    wish: Option<&'a Stop>,
     over: bool,
 }
 
@@ -67,6 +70,7 @@ impl<'a> Work<'a> {
             next_clock_units: 0,
             deadline,
             stop: None,
+            wish: None,
             over: false,
         }
     }
@@ -83,6 +87,13 @@ impl<'a> Work<'a> {
         self
     }
 
+    /// Also ends when somebody asks to stop.
+    #[must_use]
+    pub fn unless_asked(mut self, wish: &'a Stop) -> Work<'a> {
+        self.wish = Some(wish);
+        self
+    }
+
     /// Spends; false if there is nothing left and the search must end.
     pub fn spend(&mut self, units: u64) -> bool {
         self.spent_units += units;
@@ -94,7 +105,8 @@ impl<'a> Work<'a> {
             self.next_clock_units = self.spent_units + CLOCK_EVERY_UNITS;
             let late = self.deadline.is_some_and(|deadline| Instant::now() >= deadline);
             let stopped = self.stop.is_some_and(|stop| stop.load(Ordering::Relaxed));
-            self.over = late || stopped;
+            let asked = self.wish.is_some_and(Stop::is_asked);
+            self.over = late || stopped || asked;
         }
         !self.over
     }

@@ -5,9 +5,13 @@
 use std::time::{Duration, Instant};
 
 use crate::trace::Event;
+use crate::units::Stop;
 
 /// A sleep may last longer than it should by this: the rest of a wait is spun.
 const SLEEP_MARGIN: Duration = Duration::from_micros(500);
+
+/// Longest sleep without a look whether to stop.
+const SLEEP_MAX: Duration = Duration::from_millis(100);
 
 /// When an event of a replay takes place.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,18 +37,22 @@ impl Pacer {
         Pacer { begun, spent: Duration::ZERO }
     }
 
-    /// Waits for an event of this time; says whether it slept.
+    /// Waits for an event of this time, but no longer than until somebody asks to stop; says whether
+    /// it slept.
     #[inline]
-    pub(super) fn wait(&mut self, time_ns: u64) -> bool {
+    pub(super) fn wait(&mut self, time_ns: u64, stop: &Stop) -> bool {
         let Some((begun, first_ns)) = self.begun else { return false };
         let due = Duration::from_nanos(time_ns.saturating_sub(first_ns));
         let now = begun.elapsed();
         let Some(left) = due.checked_sub(now) else { return false };
         let slept = left > SLEEP_MARGIN;
-        if slept {
-            std::thread::sleep(left - SLEEP_MARGIN);
+        while let Some(left) = due.checked_sub(begun.elapsed() + SLEEP_MARGIN)
+            && !left.is_zero()
+            && !stop.is_asked()
+        {
+            std::thread::sleep(left.min(SLEEP_MAX));
         }
-        while begun.elapsed() < due {
+        while begun.elapsed() < due && !stop.is_asked() {
             std::hint::spin_loop();
         }
         self.spent += begun.elapsed() - now;

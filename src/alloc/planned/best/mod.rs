@@ -148,7 +148,9 @@ pub struct Best {
     recorder: Recorder,
     /// The first section that went by the plan's template.
     template_since: u32,
-    /// Unexpected requests before it.
+    /// Unexpected requests so far.
+    mismatches: u64,
+    /// Those before the section under way.
     mismatches_before: u64,
     /// What is used of each group of the track, in bytes.
     fills: Vec<u64>,
@@ -198,6 +200,7 @@ impl Best {
             waits_left: 0,
             recorder: Recorder::default(),
             template_since: 0,
+            mismatches: 0,
             mismatches_before: 0,
             fills: Vec::new(),
             syncs,
@@ -210,16 +213,11 @@ impl Best {
         })
     }
 
-    /// Unexpected requests so far.
-    fn mismatches(&self) -> u64 {
-        self.log.total(|row| row.mismatched)
-    }
-
     /// The next section begins: a step or not.
     fn enter_section(&mut self, is_step: bool) {
         self.learn();
         self.recorder.begin();
-        self.mismatches_before = self.mismatches();
+        self.mismatches_before = self.mismatches;
         let later = self.plan.sections.iter().enumerate().skip(self.section + 1);
         let next = later.into_iter().find(|(_, (step, _))| *step || !is_step);
         self.track = match next {
@@ -321,7 +319,7 @@ impl Best {
     /// planned after it. Only programs of one stream are: where streams share memory, a plan hangs
     /// on waits that are chosen for the whole course.
     fn learn(&mut self) {
-        let unexpected = self.mismatches() - self.mismatches_before;
+        let unexpected = self.mismatches - self.mismatches_before;
         let requests = self.recorder.requests();
         let is_much = unexpected >= LEARN_MIN && unexpected * LEARN_ONE_IN > requests as u64;
         if self.section < self.plan.sections.len() || !is_much {
@@ -391,6 +389,7 @@ impl Best {
         };
         if !matches!(found, Found::Exact(_)) {
             self.log.now().mismatched += 1;
+            self.mismatches += 1;
         }
         if let Some(at) = position {
             self.wait_as_planned(env, at);
@@ -778,7 +777,7 @@ impl Allocator for Best {
             ("device_syncs", counts.device_syncs),
             ("planned", log.total(|row| row.planned)),
             ("online", log.total(|row| row.online)),
-            ("mismatches", self.mismatches()),
+            ("mismatches", self.mismatches),
             ("overlaps", log.total(|row| row.overlapping)),
             ("resyncs", self.follower.resyncs),
             ("replans", log.total(|row| row.replans)),
