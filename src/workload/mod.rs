@@ -22,6 +22,7 @@ mod offload;
 mod ops;
 mod optimizer;
 pub mod options;
+mod ranks;
 mod read;
 mod schedule;
 mod scores;
@@ -43,7 +44,7 @@ pub use job::{
     OptimizerOffload, Parallel, Recompute, Shape, Strategy, Train,
 };
 pub(crate) use read::meant;
-pub use read::{JOB_KEYS, JobError, JobFault, JobKey, Place, read_job};
+pub use read::{JOB_KEYS, JobError, JobFault, JobKey, Place, read_job, read_job_within};
 pub use units::{stage_layers, units};
 pub use words::{family_name, strategy_words};
 pub use write::{example_job, write_job};

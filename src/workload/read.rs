@@ -34,6 +34,7 @@ use super::{
     ActivationOffload, Family, Hardware, Head, Job, Lengths, Lora, LoraTarget, Optimizer,
     OptimizerOffload, Parallel, Recompute, Shape, Strategy, Train, shapes,
 };
+use crate::trace::Limits;
 use crate::units::caret_under;
 
 /// Where in a description something is wrong.
@@ -142,6 +143,18 @@ impl JobError {
 /// # Errors
 /// The first thing that is wrong, and where.
 pub fn read_job(text: &str, beside: &[(String, String)]) -> Result<Job, JobError> {
+    read_job_within(text, beside, &Limits::default())
+}
+
+/// Reads the description of a job whose trace keeps within these limits.
+///
+/// # Errors
+/// As [`read_job`].
+pub fn read_job_within(
+    text: &str,
+    beside: &[(String, String)],
+    limits: &Limits,
+) -> Result<Job, JobError> {
     let document = Document::read(text, beside)?;
     let gpu = gpu(&document)?;
     let family = family(&document)?;
@@ -162,7 +175,7 @@ pub fn read_job(text: &str, beside: &[(String, String)]) -> Result<Job, JobError
         train,
         parallel,
     };
-    check::check(&document, &job)?;
+    check::check(&document, &job, limits)?;
     Ok(job)
 }
 

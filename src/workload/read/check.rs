@@ -2,21 +2,21 @@
 
 use super::document::Document;
 use super::{FAMILIES, JobError, JobFault, has_rotary, word_of};
-use crate::trace::ELEMENTS_MAX;
+use crate::trace::{ELEMENTS_MAX, Limits, OverLimit};
 use crate::units::grouped;
 use crate::workload::{
     ActivationOffload, Dtype, Family, Job, LoraTarget, Optimizer, OptimizerOffload, Recompute,
 };
 
-/// Most events of a trace that is generated: with blocks, tables and the graph that makes them about
-/// 500 bytes each, 5 GB in memory.
-const EVENTS_MAX: u128 = 10_000_000;
+/// Memory that an event takes while a trace is generated, with blocks, tables and the graph that
+/// makes them.
+const EVENT_BYTES: u128 = 500;
 
 /// Most bytes that the activations of a job may have, so that no sum of a trace overflows.
 const ACTIVATION_BYTES_MAX: u128 = 1 << 58;
 
 /// Checks everything.
-pub(super) fn check(document: &Document<'_>, job: &Job) -> Result<(), JobError> {
+pub(super) fn check(document: &Document<'_>, job: &Job, limits: &Limits) -> Result<(), JobError> {
     check_heads(document, job)?;
     check_family(document, job)?;
     check_positions(document, job)?;
@@ -26,7 +26,7 @@ pub(super) fn check(document: &Document<'_>, job: &Job) -> Result<(), JobError> 
     check_tensor(document, job)?;
     check_pipeline(document, job)?;
     check_zero(document, job)?;
-    check_size(document, job)
+    check_size(document, job, limits)
 }
 
 fn check_heads(document: &Document<'_>, job: &Job) -> Result<(), JobError> {
@@ -270,7 +270,7 @@ fn check_zero(document: &Document<'_>, job: &Job) -> Result<(), JobError> {
     Ok(())
 }
 
-fn check_size(document: &Document<'_>, job: &Job) -> Result<(), JobError> {
+fn check_size(document: &Document<'_>, job: &Job, limits: &Limits) -> Result<(), JobError> {
     let elements = elements_bound(job);
     if elements >= u128::from(ELEMENTS_MAX) {
         let message =
@@ -284,22 +284,45 @@ fn check_size(document: &Document<'_>, job: &Job) -> Result<(), JobError> {
         let keys = ["train.batch", "lengths.tokens", "train.sequence", "lengths.max", "train"];
         return Err(document.fault(&keys, JobFault::TooLarge(message.to_owned())));
     }
-    let events = events_estimate(job);
-    if events > EVENTS_MAX {
-        let millions = u64::try_from(events / 1_000_000).unwrap_or(u64::MAX);
-        let message = format!(
-            "the trace would have about {} million events, and 10 million is the most: lower \
-             train.steps = {}, train.micro_batches = {}, layers = {} or experts = {}",
-            grouped(millions),
-            job.train.steps,
-            job.train.micro_batches,
-            job.shape.layers,
-            job.shape.experts
-        );
+    if let Some(why) = over_limits(events_estimate(job), limits) {
+        let message =
+            what_makes_events(job).map_or(why.clone(), |keys| format!("{why}; or lower {keys}"));
         let keys = ["train.steps", "train.micro_batches", "model.layers", "model.experts"];
         return Err(document.fault(&keys, JobFault::TooLarge(message)));
     }
     Ok(())
+}
+
+/// An estimate to three digits.
+fn rounded(events: u64) -> u64 {
+    let unit = 10u64.pow(events.checked_ilog10().unwrap_or(0).saturating_sub(2));
+    events / unit * unit
+}
+
+/// The keys of a job that its number of events grows with and that can be lowered, with their values.
+fn what_makes_events(job: &Job) -> Option<String> {
+    let keys = [
+        ("train.steps", job.train.steps),
+        ("train.micro_batches", job.train.micro_batches),
+        ("model.layers", job.shape.layers),
+        ("model.experts", job.shape.experts),
+    ];
+    let keys = keys.iter().filter(|(_, value)| *value > 1);
+    let keys: Vec<String> = keys.map(|(key, value)| format!("{key} = {value}")).collect();
+    let (last, rest) = keys.split_last()?;
+    Some(if rest.is_empty() { last.clone() } else { format!("{} or {last}", rest.join(", ")) })
+}
+
+/// Why a trace of about so many events is not made, if it is not.
+fn over_limits(events: u128, limits: &Limits) -> Option<String> {
+    let events = u64::try_from(events).unwrap_or(u64::MAX);
+    let about = format!("the trace would have about {} events", grouped(rounded(events)));
+    if let Err(over) = limits.check_events(events) {
+        return Some(format!("{about}, {over}"));
+    }
+    let bytes_max = limits.memory_bytes_max?;
+    let is_over = u128::from(events) * EVENT_BYTES > u128::from(bytes_max);
+    is_over.then(|| format!("{about} and {}", OverLimit::Memory { bytes_max }))
 }
 
 /// No less than the parameters of the whole model, adapters included. All factors are bounded by
