@@ -13,8 +13,8 @@
 //!   plugin    the C interface that PyTorch loads (feature `plugin`): an allocator a device in a running
 //!             program, with locks and streams; beside `cli`, which it does not know
 //!   report    formats results: text tables, JSON, CSV, Parquet, figures, pages for a browser
-//!   experiment  many replays at once: tables and figures from a description, a gate for CI, what
-//!             sets two runs apart, advice, explanations
+//!   experiment  many replays at once: tables and figures from a description, whole or in parts; a
+//!             fleet of ranks summed up; a gate for CI, what sets two runs apart, advice, explanations
 //!   engine    the one replay loop, its clock and completions; verify, predict, compare; the
 //!             smallest capacity; profiles for those that plan ahead, traces as packing problems
 //!   chunk     PatrickStar's manager: model data in equal chunks on GPU and host, a link between them
@@ -31,7 +31,8 @@
 //!   import    other people's files -> trace: torch snapshots (with what our recorder noted), the
 //!             profiler's traces, RMM logs, STAlloc's logs, MiniMalloc's buffers; texts about memory: out-of-memory messages,
 //!             memory_summary tables, memory lines of logs
-//!   trace     events, blocks, sites, phases; native JSON, text and Parquet files
+//!   trace     events, blocks, sites, phases; native JSON, text and Parquet files; ranks merged; what
+//!             is read at most
 //!   units     byte counts, times, dense ids
 //! ```
 //!

@@ -20,7 +20,7 @@ use serde::Serialize;
 
 use super::settings::{SettingsLine, Single, Trial, TrialError, Tried};
 use crate::alloc::spec::AllocSpec;
-use crate::engine::{CapacitySearch, Prepared, RunOptions, Status, brief};
+use crate::engine::{CapacitySearch, Prepared, RunError, RunOptions, Status, brief};
 use crate::trace::Trace;
 
 /// What is to be least.
@@ -90,6 +90,9 @@ pub struct Advice {
     pub bound_bytes: Option<u64>,
     /// The event at which the recorded run was refused a request; such a trace ends early.
     pub refused_event: Option<u64>,
+    /// Somebody asked to stop before the search was done: the advice is the best of what was tried.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub partial: bool,
 }
 
 /// What counts as equally good: a two-hundredth of the figure.
@@ -106,10 +109,12 @@ const FINALISTS_FOR_CAPACITY: usize = 10;
 const GROWS_WITHOUT_BOUND: &str = "max-split-with-expandable";
 
 /// Searches the settings of PyTorch's allocator for a trace. `done` is called with the replays that
-/// are done and those that are known to come, after each.
+/// are done and those that are known to come, after each. If the options are asked to stop, what was
+/// tried until then is all there is.
 ///
 /// # Errors
-/// If the recorded settings are none, or a replay could not be done.
+/// If the recorded settings are none, or a replay could not be done; if the very first was not done
+/// when somebody asked to stop.
 pub fn advise(
     trace: &Trace,
     options: &RunOptions,
@@ -122,23 +127,20 @@ pub fn advise(
     let mut alone = trial.singles();
     alone.retain(|single| is_bounded(&trial, &single.line));
     steps.expect(alone.len());
-    let first = try_all(&trial, &alone, &steps)?;
+    let (alone, first): (Vec<Single>, Vec<Tried>) =
+        try_all(&trial, alone, &steps)?.into_iter().unzip();
     let (combined, pruned) = combinations(&trial, &recorded, &alone, &first, request.goal);
     steps.expect(combined.len() + request.what_ifs.len());
-    let second = try_all(&trial, &combined, &steps)?;
-    let lines = alone.into_iter().map(|single| single.line).chain(combined.iter().cloned());
-    let mut tried: Vec<(SettingsLine, Tried)> =
-        lines.zip(first.into_iter().chain(second)).collect();
+    let second = try_all(&trial, combined, &steps)?;
+    let lines = alone.into_iter().map(|single| single.line);
+    let mut tried: Vec<(SettingsLine, Tried)> = lines.zip(first).chain(second).collect();
     tried.sort_by_cached_key(|(_, tried)| rank(request.goal, tried));
-    let what_ifs: Vec<WhatIf> = request
-        .what_ifs
-        .par_iter()
-        .map(|spec| {
-            let what_if = what_if(&trial, spec);
-            steps.step();
-            what_if
-        })
-        .collect();
+    let what_ifs = request.what_ifs.par_iter().map(|spec| {
+        let what_if = what_if(&trial, spec);
+        steps.step();
+        what_if
+    });
+    let what_ifs = what_ifs.filter_map(unless_cut).collect::<Result<Vec<WhatIf>, TrialError>>()?;
     let replays = 1 + tried.len() as u64 + what_ifs.len() as u64;
     let mut advice = Advice {
         goal: request.goal,
@@ -151,6 +153,7 @@ pub fn advise(
         recorded_ns: trace.events.last().map_or(0, |event| event.time_ns),
         bound_bytes: bound_bytes(&trial),
         refused_event: trace.first_attempt().map(|(event, _)| event),
+        partial: false,
     };
     if let Some(search) = request.capacity {
         find_capacities(&trial, &mut advice, &mut tried, search, &steps)?;
@@ -158,6 +161,7 @@ pub fn advise(
     advice.tried = tried.into_iter().map(|(_, tried)| tried).collect();
     let rows: Vec<&Tried> = advice.tried.iter().collect();
     advice.advised = advised(request.goal, &advice.recorded, &rows);
+    advice.partial = options.stop.is_asked();
     Ok(advice)
 }
 
@@ -207,17 +211,27 @@ fn is_bounded(trial: &Trial<'_>, line: &SettingsLine) -> bool {
     !trial.traps(line).iter().any(|trap| trap.id == GROWS_WITHOUT_BOUND)
 }
 
-fn try_all<L: AsRef<SettingsLine> + Sync>(
+/// Replays with each of some settings; those that were not done when somebody asked to stop are left
+/// out.
+fn try_all<L: AsRef<SettingsLine> + Send>(
     trial: &Trial<'_>,
-    lines: &[L],
+    lines: Vec<L>,
     steps: &Steps<'_, impl Fn(u64, u64) + Sync>,
-) -> Result<Vec<Tried>, TrialError> {
-    let tried = lines.par_iter().map(|line| {
+) -> Result<Vec<(L, Tried)>, TrialError> {
+    let tried = lines.into_par_iter().map(|line| {
         let tried = trial.run(line.as_ref());
         steps.step();
-        tried
+        Ok((line, tried?))
     });
-    tried.collect()
+    tried.filter_map(unless_cut).collect()
+}
+
+/// An answer, unless it was not found because somebody asked to stop.
+fn unless_cut<T>(answer: Result<T, TrialError>) -> Option<Result<T, TrialError>> {
+    match answer {
+        Err(TrialError::Run(RunError::Interrupted { .. })) => None,
+        answer => Some(answer),
+    }
 }
 
 /// Combinations of values that helped alone, and how many were left out.
@@ -332,10 +346,11 @@ fn find_capacities(
         steps.step();
         capacity
     };
-    advice.recorded.smallest_capacity_bytes = capacity(&trial.base)?;
+    let capacity = |line: &SettingsLine| unless_cut(capacity(line)).transpose();
+    advice.recorded.smallest_capacity_bytes = capacity(&trial.base)?.flatten();
     let places = tried.par_iter_mut().enumerate().filter(|(place, _)| places.contains(place));
     places.try_for_each(|(_, (line, tried))| -> Result<(), TrialError> {
-        tried.smallest_capacity_bytes = capacity(line)?;
+        tried.smallest_capacity_bytes = capacity(line)?.flatten();
         Ok(())
     })?;
     if advice.goal == Goal::Capacity {
@@ -344,7 +359,9 @@ fn find_capacities(
     Ok(())
 }
 
-fn what_if(trial: &Trial<'_>, spec: &AllocSpec) -> WhatIf {
+/// # Errors
+/// If somebody asked to stop. That it cannot be run on this trace is an answer.
+fn what_if(trial: &Trial<'_>, spec: &AllocSpec) -> Result<WhatIf, TrialError> {
     let prepared = Prepared::new(trial.trace(), trial.options());
     let mut what_if = WhatIf {
         allocator: spec.to_string(),
@@ -362,7 +379,8 @@ fn what_if(trial: &Trial<'_>, spec: &AllocSpec) -> WhatIf {
             what_if.device_ns = brief.device_ns;
             what_if.message = brief.failure;
         }
+        Err(error @ RunError::Interrupted { .. }) => return Err(error.into()),
         Err(error) => what_if.message = Some(error.to_string()),
     }
-    what_if
+    Ok(what_if)
 }

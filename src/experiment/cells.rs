@@ -2,7 +2,7 @@
 //!
 //! The one design decision: a parameter counts only where a trace or an allocator names it. What
 //! does not hang on it is one cell, not one a value, so that `caching` stands once beside three
-//! policies of `stitch`.
+//! policies of `stitch`. What cells have in common they share, so that a million of them are small.
 //!
 //! ```text
 //!   [parameters]          traces              allocators                    cells
@@ -11,23 +11,25 @@
 //!                                                                           R caching, ...
 //! ```
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::description::{
     AllocatorTemplate, Axis, AxisValue, Block, Description, Kind, Size, SizeKind, TraceTemplate,
 };
 use super::error::DescriptionError;
-use super::files::{find, find_place};
+use super::files::{Found, find, find_place};
 use super::filter::Filter;
-use super::rows::Value;
+use super::rows::{Column, Value};
 use super::template;
 use crate::alloc::planned;
 use crate::alloc::spec::AllocSpec;
 use crate::import::trace_name;
 
-/// Most cells of an experiment: more is a slip of the pen.
-const CELLS_MAX: usize = 20_000;
+/// Most cells of an experiment: more is a slip of the pen, or work for an experiment each. While it
+/// runs a cell is some 200 bytes, and its row a kilobyte.
+const CELLS_MAX: usize = 1_000_000;
 
 /// Folders that names are looked for in.
 #[derive(Clone, Debug)]
@@ -39,7 +41,7 @@ pub struct Folders {
 }
 
 /// Where the trace of a cell comes from.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum TraceSource {
     /// A file.
     File(PathBuf),
@@ -60,31 +62,31 @@ impl TraceSource {
 #[derive(Clone, Debug)]
 pub struct Cell {
     /// Its block.
-    pub set: String,
+    pub set: Arc<str>,
     /// Where its trace comes from.
-    pub source: TraceSource,
+    pub source: Arc<TraceSource>,
     /// What the trace is called.
-    pub trace: String,
+    pub trace: Arc<str>,
     /// The value of each parameter, nothing where it does not count.
-    pub axes: Vec<Option<String>>,
+    pub axes: Arc<[Option<String>]>,
     /// What the allocator is called in figures.
-    pub label: String,
+    pub label: Arc<str>,
     /// The allocator, as the description has it.
-    pub allocator: AllocSpec,
+    pub allocator: Arc<AllocSpec>,
     /// The allocator with the files that it names as they are opened.
-    pub resolved: AllocSpec,
+    pub resolved: Arc<AllocSpec>,
     /// Device memory.
-    pub capacity: Size,
+    pub capacity: Arc<Size>,
     /// The allocator's own limit.
-    pub limit: Size,
+    pub limit: Arc<Size>,
     /// Look for the smallest capacity.
     pub searches: bool,
     /// Cost profile.
-    pub profile: String,
+    pub profile: Arc<str>,
     /// First steps that allocators which plan ahead learn from.
     pub profile_steps: Option<u64>,
     /// Settings in place of the recorded ones.
-    pub settings: Option<String>,
+    pub settings: Option<Arc<str>>,
     /// Where its allocator stands in the text, in bytes.
     at: usize,
 }
@@ -100,7 +102,7 @@ impl Cell {
     /// What its row begins with: the columns up to `limit`.
     pub fn names(&self, description: &Description) -> Vec<Value> {
         let mut names = Vec::new();
-        if description.columns().first().is_some_and(|column| column.name == "set") {
+        if description.has_sets() {
             names.push(Value::of_word(&self.set));
         }
         names.push(Value::of_word(&self.trace));
@@ -109,15 +111,22 @@ impl Cell {
             None => Value::None,
         }));
         let allocator = self.allocator.to_string();
-        let rest = [&self.label, &allocator, &self.profile, &self.capacity.text, &self.limit.text];
-        names.extend(rest.map(|text| Value::of_word(text)));
+        let rest = [&*self.label, &allocator, &self.profile, &self.capacity.text, &self.limit.text];
+        names.extend(rest.map(Value::of_word));
         names
     }
 
-    /// Whether all conditions on its names hold.
-    pub fn passes(&self, description: &Description, filters: &[Filter]) -> bool {
+    /// Whether all conditions on its names hold; `columns` are those of the description.
+    pub fn passes(
+        &self,
+        description: &Description,
+        columns: &[Column],
+        filters: &[Filter],
+    ) -> bool {
+        if filters.is_empty() {
+            return true;
+        }
         let names = self.names(description);
-        let columns = description.columns();
         filters.iter().all(|filter| {
             let value = columns.iter().zip(&names).find(|(column, _)| column.name == filter.column);
             let Some((_, value)) = value else { return false };
@@ -133,24 +142,72 @@ impl Cell {
 /// If a name leads to no file, an allocator is not understood, two traces have one label, or there
 /// are too many cells.
 pub fn cells(description: &Description, folders: &Folders) -> Result<Vec<Cell>, DescriptionError> {
-    let Kind::Replay(blocks) = &description.kind else { return Ok(Vec::new()) };
-    let mut maker = Maker { description, folders, cells: Vec::new(), labels: BTreeMap::new() };
+    cells_and_others(description, folders).map(|(cells, _)| cells)
+}
+
+/// [`cells`], and the files in folders of traces that are no traces.
+///
+/// # Errors
+/// As [`cells`].
+pub fn cells_and_others(
+    description: &Description,
+    folders: &Folders,
+) -> Result<(Vec<Cell>, BTreeSet<PathBuf>), DescriptionError> {
+    let Kind::Replay(blocks) = &description.kind else { return Ok(Default::default()) };
+    let mut maker = Maker {
+        description,
+        folders,
+        cells: Vec::new(),
+        others: BTreeSet::new(),
+        labels: BTreeMap::new(),
+        allocators: BTreeMap::new(),
+    };
     for block in blocks {
+        let shared = Shared::of(block);
         for trace in &block.traces {
-            maker.add_trace(block, trace)?;
+            maker.add_trace(block, &shared, trace)?;
         }
     }
-    Ok(maker.cells)
+    Ok((maker.cells, maker.others))
 }
 
 /// The value that each parameter has, by place; nothing where it does not count.
 type Chosen<'a> = Vec<Option<&'a AxisValue>>;
 
+/// What all cells of a block have in common.
+struct Shared {
+    set: Arc<str>,
+    profile: Arc<str>,
+    settings: Option<Arc<str>>,
+    limits: Vec<Arc<Size>>,
+    capacities: Vec<Arc<Size>>,
+}
+
+impl Shared {
+    fn of(block: &Block) -> Shared {
+        let shared = |sizes: &[Size]| sizes.iter().cloned().map(Arc::new).collect();
+        Shared {
+            set: block.set.as_str().into(),
+            profile: block.profile.as_str().into(),
+            settings: block.settings.as_deref().map(Arc::from),
+            limits: shared(&block.limits),
+            capacities: shared(&block.capacities),
+        }
+    }
+}
+
+/// An allocator with values in place of parameters: its label, and itself without and with the
+/// files that it names as they are opened.
+type Named = (Arc<str>, Arc<AllocSpec>, Arc<AllocSpec>);
+
 struct Maker<'a> {
     description: &'a Description,
     folders: &'a Folders,
     cells: Vec<Cell>,
-    labels: BTreeMap<String, TraceSource>,
+    others: BTreeSet<PathBuf>,
+    labels: BTreeMap<Arc<str>, Arc<TraceSource>>,
+    /// By specification and label.
+    allocators: BTreeMap<(String, String), Named>,
 }
 
 impl<'a> Maker<'a> {
@@ -165,6 +222,7 @@ impl<'a> Maker<'a> {
     fn add_trace(
         &mut self,
         block: &'a Block,
+        shared: &Shared,
         template: &'a TraceTemplate,
     ) -> Result<(), DescriptionError> {
         let texts = [Some(&template.path), template.label.as_ref()];
@@ -176,9 +234,10 @@ impl<'a> Maker<'a> {
         let nothing = vec![None; self.axes().len()];
         for chosen in self.product(&counts, &nothing, template.at)? {
             for (source, label) in self.sources(template, &chosen)? {
-                self.check_label(template, &label, &source)?;
+                let (source, label) = (Arc::new(source), Arc::from(label));
+                let trace = self.check_label(template, &label, &source)?;
                 for allocator in &block.allocators {
-                    self.add_allocator(block, &source, &label, allocator, &chosen)?;
+                    self.add_allocator((block, shared), &trace, &label, allocator, &chosen)?;
                 }
             }
         }
@@ -197,14 +256,16 @@ impl<'a> Maker<'a> {
         chosen: &Chosen<'a>,
         place: usize,
     ) -> Result<Vec<Chosen<'a>>, DescriptionError> {
+        let axes = self.axes().iter().enumerate();
+        let open: Vec<(usize, &Axis)> =
+            axes.filter(|(at, _)| counts[*at] && chosen[*at].is_none()).collect();
+        let count =
+            open.iter().fold(1, |count: usize, (_, axis)| count.saturating_mul(axis.values.len()));
+        if count > CELLS_MAX {
+            return Err(self.too_many(place));
+        }
         let mut choices = vec![chosen.clone()];
-        for (at, axis) in self.axes().iter().enumerate() {
-            if !counts[at] || chosen[at].is_some() {
-                continue;
-            }
-            if choices.len().saturating_mul(axis.values.len()) > CELLS_MAX {
-                return Err(self.too_many(place));
-            }
+        for (at, axis) in open {
             let wider = choices.iter().flat_map(|choice| {
                 axis.values.iter().map(move |value| {
                     let mut choice = choice.clone();
@@ -232,26 +293,37 @@ impl<'a> Maker<'a> {
 
     /// The files or jobs of a template, with their labels.
     fn sources(
-        &self,
+        &mut self,
         template: &TraceTemplate,
         chosen: &Chosen<'a>,
     ) -> Result<Vec<(TraceSource, String)>, DescriptionError> {
         let name = self.filled(&template.path, chosen);
-        let paths = find(&name, self.folders).map_err(|why| {
+        let found = find(&name, self.folders).map_err(|why| {
             let hint = if name.contains("{recordings}") {
                 "; --recordings DIR says where the recordings are"
             } else {
                 ""
             };
-            self.error(template.at, format!("{name:?}: {why}{hint}"))
+            let message = match self.description.is_of_folder() {
+                // A folder in place of a description: whoever named it knows its name.
+                true => why,
+                false => format!("{name:?}: {why}{hint}"),
+            };
+            self.error(template.at, message)
         })?;
+        let Found { paths, others, is_folder } = found;
+        self.others.extend(others);
         let label = template.label.as_ref().map(|label| self.filled(label, chosen));
         if let (Some(label), [_, _, ..]) = (&label, &paths[..]) {
             let message = format!("{} traces would all be called {label:?}", paths.len());
             return Err(self.error(template.at, message));
         }
-        let sources = paths.into_iter().map(|path| {
-            let stem = trace_name(&path).unwrap_or_else(|| path.display().to_string());
+        let stems = if is_folder {
+            short_names(&paths)
+        } else {
+            paths.iter().map(|path| stem(path)).collect()
+        };
+        let sources = paths.into_iter().zip(stems).map(|(path, stem)| {
             if !template.is_job {
                 return (TraceSource::File(path), label.clone().unwrap_or(stem));
             }
@@ -271,15 +343,16 @@ impl<'a> Maker<'a> {
         own.chain(of_axes).collect()
     }
 
+    /// The source that a label stands for: the same one for all cells of a trace.
     fn check_label(
         &mut self,
         template: &TraceTemplate,
-        label: &str,
-        source: &TraceSource,
-    ) -> Result<(), DescriptionError> {
-        let known = self.labels.entry(label.to_owned()).or_insert_with(|| source.clone());
+        label: &Arc<str>,
+        source: &Arc<TraceSource>,
+    ) -> Result<Arc<TraceSource>, DescriptionError> {
+        let known = self.labels.entry(Arc::clone(label)).or_insert_with(|| Arc::clone(source));
         if known == source {
-            return Ok(());
+            return Ok(Arc::clone(known));
         }
         let message = format!(
             "two different traces are called {label:?}: give them labels that tell them apart, as \
@@ -290,38 +363,34 @@ impl<'a> Maker<'a> {
 
     fn add_allocator(
         &mut self,
-        block: &'a Block,
-        source: &TraceSource,
-        trace: &str,
+        (block, shared): (&'a Block, &Shared),
+        source: &Arc<TraceSource>,
+        trace: &Arc<str>,
         template: &'a AllocatorTemplate,
         of_trace: &Chosen<'a>,
     ) -> Result<(), DescriptionError> {
         let texts = [Some(&template.spec), template.label.as_ref()];
         let counts = self.counting(texts.into_iter().flatten());
         for chosen in self.product(&counts, of_trace, template.at)? {
-            let text = self.filled(&template.spec, &chosen);
-            let allocator: AllocSpec =
-                text.parse().map_err(|error| self.error(template.at, format!("{error}")))?;
-            let resolved = planned::with_files(&allocator, |file| find_place(file, self.folders))
-                .map_err(|why| self.error(template.at, format!("{text:?}: {why}")))?;
-            let label = template.label.as_ref().map_or(&text, |label| label);
-            let label = self.filled(label, &chosen);
-            for limit in &block.limits {
-                for capacity in &block.capacities {
+            let (label, allocator, resolved) = self.allocator(template, &chosen)?;
+            let axes: Arc<[Option<String>]> =
+                chosen.iter().map(|value| Some(value.as_ref()?.text.clone())).collect();
+            for limit in &shared.limits {
+                for capacity in &shared.capacities {
                     self.cells.push(Cell {
-                        set: block.set.clone(),
-                        source: source.clone(),
-                        trace: trace.to_owned(),
-                        axes: chosen.iter().map(|v| Some(v.as_ref()?.text.clone())).collect(),
-                        label: label.clone(),
-                        allocator: allocator.clone(),
-                        resolved: resolved.clone(),
-                        capacity: capacity.clone(),
-                        limit: limit.clone(),
+                        set: Arc::clone(&shared.set),
+                        source: Arc::clone(source),
+                        trace: Arc::clone(trace),
+                        axes: Arc::clone(&axes),
+                        label: Arc::clone(&label),
+                        allocator: Arc::clone(&allocator),
+                        resolved: Arc::clone(&resolved),
+                        capacity: Arc::clone(capacity),
+                        limit: Arc::clone(limit),
                         searches: block.smallest_capacity && capacity.kind == SizeKind::OfTrace,
-                        profile: block.profile.clone(),
+                        profile: Arc::clone(&shared.profile),
                         profile_steps: block.profile_steps,
-                        settings: block.settings.clone(),
+                        settings: shared.settings.clone(),
                         at: template.at,
                     });
                 }
@@ -332,6 +401,47 @@ impl<'a> Maker<'a> {
         }
         Ok(())
     }
+
+    /// An allocator with values in place of parameters.
+    fn allocator(
+        &mut self,
+        template: &AllocatorTemplate,
+        chosen: &Chosen<'a>,
+    ) -> Result<Named, DescriptionError> {
+        let text = self.filled(&template.spec, chosen);
+        let label = template.label.as_ref().map(|label| self.filled(label, chosen));
+        let place = (text, label.unwrap_or_else(|| self.filled(&template.spec, chosen)));
+        if let Some(known) = self.allocators.get(&place) {
+            return Ok(known.clone());
+        }
+        let (text, label) = &place;
+        let allocator: AllocSpec =
+            text.parse().map_err(|error| self.error(template.at, format!("{error}")))?;
+        let resolved = planned::with_files(&allocator, |file| find_place(file, self.folders))
+            .map_err(|why| self.error(template.at, format!("{text:?}: {why}")))?;
+        let named = (Arc::from(label.as_str()), Arc::new(allocator), Arc::new(resolved));
+        self.allocators.insert(place, Named::clone(&named));
+        Ok(named)
+    }
+}
+
+/// Name of a file without its endings.
+fn stem(path: &Path) -> String {
+    trace_name(path).unwrap_or_else(|| path.display().to_string())
+}
+
+/// Names of the files of a folder: without endings, where that still tells them apart.
+fn short_names(paths: &[PathBuf]) -> Vec<String> {
+    let mut counts: BTreeMap<String, u32> = BTreeMap::new();
+    for path in paths {
+        *counts.entry(stem(path)).or_default() += 1;
+    }
+    let name = |path: &PathBuf| {
+        let file = || path.file_name().map(|name| name.to_string_lossy().into_owned());
+        let stem = stem(path);
+        if counts.get(&stem) == Some(&1) { stem } else { file().unwrap_or(stem) }
+    };
+    paths.iter().map(name).collect()
 }
 
 #[cfg(test)]
@@ -385,8 +495,8 @@ policy = ["paper", "best"]
         let cells = cells(&description, &folders(&folder)).unwrap();
         // 2 strategies x (1 + 2 policies) x 2 sizes; `caching` hangs on no policy.
         assert_eq!(cells.len(), 12);
-        assert_eq!(cells[0].axes, [Some("N".to_owned()), None]);
-        assert_eq!(cells[4].axes, [Some("N".to_owned()), Some("best".to_owned())]);
+        assert_eq!(*cells[0].axes, [Some("N".to_owned()), None]);
+        assert_eq!(*cells[4].axes, [Some("N".to_owned()), Some("best".to_owned())]);
     }
 
     #[test]
@@ -409,8 +519,8 @@ policy = ["paper", "best"]
         assert_eq!(file(0), folder.path().join("a.txt"));
         assert_eq!(file(1), other.path().join("r.txt"));
         // What stands in reports does not hang on where the files lie.
-        assert_eq!(cells[1].label, "planned+trace={recordings}/r.txt");
-        assert_eq!(cells[1].allocator.to_string(), cells[1].label);
+        assert_eq!(&*cells[1].label, "planned+trace={recordings}/r.txt");
+        assert_eq!(cells[1].allocator.to_string(), &*cells[1].label);
     }
 
     #[test]
@@ -418,6 +528,22 @@ policy = ["paper", "best"]
         let folder = folder_with(&["b.txt", "a.txt", "c.csv"]);
         let text = "name = \"x\"\ntraces = [\"*.txt\"]\nallocators = [\"native\"]\n";
         assert_eq!(names(text, &folder), ["a native auto", "b native auto"]);
+    }
+
+    #[test]
+    fn a_folder_stands_for_its_traces_in_the_order_of_numbers() {
+        let folder = folder_with(&[]);
+        std::fs::create_dir(folder.path().join("ranks")).unwrap();
+        for file in ["rank10.txt", "rank2.txt", "rank2.json", "README.md", "rank2.truth.json"] {
+            std::fs::write(folder.path().join("ranks").join(file), "{\"fraglab_trace\"").unwrap();
+        }
+        for name in ["ranks", "ranks/"] {
+            let text = format!("name = \"x\"\ntraces = [\"{name}\"]\nallocators = [\"native\"]\n");
+            // Two files of one name are told apart by their endings.
+            let expected =
+                ["rank2.json", "rank2.txt", "rank10"].map(|it| format!("{it} native auto"));
+            assert_eq!(names(&text, &folder), expected);
+        }
     }
 
     #[test]
@@ -455,7 +581,7 @@ policy = ["paper", "best"]
         );
         let description = read_description(&text).expect("reads");
         let error = cells(&description, &folders(&folder)).expect_err("refused");
-        assert!(error.line == 2 && error.message.contains("more than 20000 cells"), "{error}");
+        assert!(error.line == 2 && error.message.contains("more than 1000000 cells"), "{error}");
     }
 
     #[test]
@@ -473,8 +599,8 @@ option = ["none", { value = "ckp", set = { options = { use_ckp = true } } }]
         let cells = cells(&description, &folders(&folder)).unwrap();
         let jobs: Vec<(String, Vec<(String, String)>)> = cells
             .iter()
-            .map(|cell| match &cell.source {
-                TraceSource::Job(_, beside) => (cell.trace.clone(), beside.clone()),
+            .map(|cell| match &*cell.source {
+                TraceSource::Job(_, beside) => (cell.trace.to_string(), beside.clone()),
                 TraceSource::File(_) => panic!("a job"),
             })
             .collect();

@@ -2,6 +2,7 @@
 //! [`read_description`](super::read_description) gives it.
 
 use super::filter::Filter;
+use super::fleet::FleetSpec;
 use super::rows::{Column, ColumnKind};
 
 /// An experiment.
@@ -23,6 +24,8 @@ pub struct Description {
     pub figures: Vec<FigureSpec>,
     /// The tables of the report.
     pub tables: Vec<TableSpec>,
+    /// How traces are ranks of a fleet, which is then summed up.
+    pub fleet: Option<FleetSpec>,
     /// The text that was read, for errors that show later.
     pub(super) source: String,
 }
@@ -359,10 +362,12 @@ impl Description {
         let named = |columns: &[(&str, ColumnKind)]| {
             columns.iter().map(|(name, kind)| Column::new(name, *kind)).collect::<Vec<_>>()
         };
-        let Kind::Replay(blocks) = &self.kind else { return named(&LATENCY_COLUMNS) };
+        if let Kind::DeviceLatency(_) = &self.kind {
+            return named(&LATENCY_COLUMNS);
+        }
         let word = |name: &str| Column::new(name, ColumnKind::Word);
         let mut columns = Vec::new();
-        if blocks.iter().any(|block| !block.set.is_empty()) {
+        if self.has_sets() {
             columns.push(word("set"));
         }
         columns.push(word("trace"));
@@ -373,6 +378,12 @@ impl Description {
             columns.extend(named(&CHUNK_COLUMNS));
         }
         columns
+    }
+
+    /// Whether there are several blocks, which results tell apart.
+    pub(super) fn has_sets(&self) -> bool {
+        let Kind::Replay(blocks) = &self.kind else { return false };
+        blocks.iter().any(|block| !block.set.is_empty())
     }
 
     /// Whether some allocator manages model data in chunks.

@@ -4,7 +4,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::alloc::spec::SpecError;
-use crate::device::ProfileError;
 use crate::engine::RunError;
 use crate::import::ImportError;
 use crate::units::caret_under;
@@ -90,9 +89,9 @@ pub enum CellError {
     #[error(transparent)]
     Spec(#[from] SpecError),
     /// There is no such cost profile.
-    #[error(transparent)]
-    Profile(#[from] ProfileError),
-    /// The result could not be kept.
-    #[error("cannot keep the result: {0}")]
-    Store(#[from] std::io::Error),
+    #[error("{0}")]
+    Profile(String),
+    /// The engine gave nothing.
+    #[error("the cell gave no result")]
+    NoResult,
 }

@@ -9,19 +9,39 @@ use std::path::{Path, PathBuf};
 use super::cells::Folders;
 use super::filter::fits;
 use super::template;
+use crate::import::{is_file_or_lost, traces_in};
 
 /// Where names are looked for, in words.
 const WHERE: &str = "names are looked for beside the description and in the folder around it";
 
-/// The files that a name means: one, or all that fit stars in its last part, in order.
-pub(super) fn find(name: &str, folders: &Folders) -> Result<Vec<PathBuf>, String> {
+/// The files that a name means, in order.
+pub(super) struct Found {
+    pub(super) paths: Vec<PathBuf>,
+    /// Files of a folder that are no traces.
+    pub(super) others: Vec<PathBuf>,
+    /// The name is that of a folder, which stands for the traces in it.
+    pub(super) is_folder: bool,
+}
+
+/// The files that a name means: one, all that fit stars in its last part, or the traces of a
+/// folder.
+pub(super) fn find(name: &str, folders: &Folders) -> Result<Found, String> {
     for whole in places(name, folders) {
-        let found = match whole.file_name().and_then(|name| name.to_str()) {
+        if whole.is_dir() {
+            let found = traces_in(&whole, false).map_err(|error| error.source.to_string())?;
+            if found.traces.is_empty() {
+                return Err("no trace in this folder: expected files whose names end in .json, \
+                     .parquet, .txt, .csv, .log, .pickle or .pkl, perhaps with .gz or .zst"
+                    .to_owned());
+            }
+            return Ok(Found { paths: found.traces, others: found.others, is_folder: true });
+        }
+        let paths = match whole.file_name().and_then(|name| name.to_str()) {
             Some(pattern) if pattern.contains('*') => fitting(&whole, pattern)?,
             _ => whole.is_file().then(|| whole.clone()).into_iter().collect(),
         };
-        if !found.is_empty() {
-            return Ok(found);
+        if !paths.is_empty() {
+            return Ok(Found { paths, others: Vec::new(), is_folder: false });
         }
     }
     Err(format!("no such file; {WHERE}"))
@@ -71,7 +91,7 @@ fn fitting(path: &Path, pattern: &str) -> Result<Vec<PathBuf>, String> {
     for entry in entries {
         let entry = entry.map_err(|error| error.to_string())?;
         let is_meant = entry.file_name().to_str().is_some_and(|name| fits(pattern, name));
-        if is_meant && entry.path().is_file() {
+        if is_meant && is_file_or_lost(&entry.path()) {
             found.push(path.with_file_name(entry.file_name()));
         }
     }

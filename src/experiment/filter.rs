@@ -26,6 +26,7 @@ impl FromStr for Filter {
     fn from_str(text: &str) -> Result<Filter, FilterError> {
         let wrong = || FilterError(text.to_owned());
         let (column, values) = text.split_once('=').ok_or_else(wrong)?;
+        let column = column.trim();
         let excludes = column.ends_with('!');
         let column = column.strip_suffix('!').unwrap_or(column).trim().to_owned();
         if column.is_empty() {
@@ -44,6 +45,11 @@ impl fmt::Display for Filter {
 }
 
 impl Filter {
+    /// The condition that a column has this value.
+    pub fn one(column: &str, value: &str) -> Filter {
+        Filter { column: column.to_owned(), values: vec![value.to_owned()], excludes: false }
+    }
+
     /// What stands behind the sign.
     pub fn values(&self) -> String {
         self.values.join("|")
@@ -111,6 +117,7 @@ mod tests {
         let not: Filter = "trace != a|b".parse().unwrap();
         assert!(not.passes("c") && !not.passes("a"));
         assert_eq!(not.to_string(), "trace!=a|b");
+        assert_eq!("trace! = a|b".parse(), Ok(not), "a slip of the space bar is no other column");
         assert!("trace".parse::<Filter>().is_err() && "=a".parse::<Filter>().is_err());
     }
 }

@@ -9,9 +9,12 @@
 //!   traces × allocators × settings × capacities ──> cells ──engine──> rows ──report──> CSV, figures
 //!
 //!   TOML ──read_description──> Description ──cells──> [Cell] ──CellRunner──> Rows
-//!                                                        │ Store: what earlier runs gave
+//!   a folder ──of_folder─────┘                           │ Store: what earlier runs gave
+//!                                                        └─ Shard: some of the traces, to be merged
 //!   trace ──settings::Trial──┬─ explain ──> Explanation: class, moments, what helps
 //!                            └─ advise ───> Advice: the settings to paste
+//!   Rows ──fleet──> Fleet: the worst rank, the spread, the best setting
+//!   traces ──survey──> what each asks for, and which are alike
 //!   baseline ──check──> what grew       two traces, two results ──diff──> what sets them apart
 //! ```
 
@@ -24,21 +27,33 @@ mod error;
 pub mod explain;
 mod files;
 mod filter;
+mod fleet;
+mod folder;
+mod queue;
 mod read;
 mod rows;
 mod run;
 pub mod settings;
+mod shard;
 mod store;
+pub mod survey;
 mod template;
 
-pub use cells::{Cell, Folders, TraceSource, cells};
+pub use cells::{Cell, Folders, TraceSource, cells, cells_and_others};
 pub use description::{
     Aggregate, AllocatorTemplate, Axis, AxisValue, Block, Description, FigureKind, FigureSpec,
     Kind, Latency, Shown, Size, SizeKind, TableLayout, TableSpec, TraceTemplate, Unit, Width,
 };
 pub use error::{CellError, DescriptionError, TraceError};
 pub use filter::{Filter, FilterError, fits};
+pub use fleet::{
+    Decision, Fleet, FleetError, FleetGroup, FleetSetting, FleetSpec, OwnBest, Spread, check_fleet,
+    fleet, fleet_rows,
+};
 pub use read::read_description;
 pub use rows::{Column, ColumnKind, Rows, Value};
-pub use run::{CellOutcome, CellRunner, TraceOutcome, by_trace, latency_rows, name_columns, rows};
+pub use run::{
+    CellOutcome, CellRunner, Outcomes, Step, by_trace, latency_rows, name_columns, rows,
+};
+pub use shard::{MergeError, PartHeader, Shard, ShardError, check_cells, check_parts};
 pub use store::{Key, KeyBuilder, Store};

@@ -14,10 +14,11 @@ use toml::de::DeTable;
 
 use super::description::{Description, Kind, Latency};
 use super::error::DescriptionError;
+use super::folder::{NAME_CHARS_MAX, fits_name};
 use fields::{Fields, Source};
 
 /// Keys at the top; those of [`cells::BLOCK_KEYS`] come with them.
-const TOP_KEYS: [&str; 14] = [
+const TOP_KEYS: [&str; 15] = [
     "name",
     "title",
     "description",
@@ -27,6 +28,7 @@ const TOP_KEYS: [&str; 14] = [
     "cells",
     "figure",
     "table",
+    "fleet",
     "profiles",
     "sizes",
     "total",
@@ -36,9 +38,6 @@ const TOP_KEYS: [&str; 14] = [
 
 /// Most sizes of device calls.
 const SIZES_MAX: usize = 1000;
-
-/// Longest name: it becomes a file's.
-const NAME_CHARS_MAX: usize = 80;
 
 /// Reads the description of an experiment.
 ///
@@ -75,11 +74,13 @@ pub fn read_description(text: &str) -> Result<Description, DescriptionError> {
         axes,
         figures: Vec::new(),
         tables: Vec::new(),
+        fleet: None,
         source: text.to_owned(),
     };
     let columns = description.columns();
     description.figures = figures::figures(&top, &columns)?;
     description.tables = figures::tables(&top, &columns)?;
+    description.fleet = figures::fleet(&top, &columns)?;
     Ok(description)
 }
 
@@ -87,11 +88,10 @@ fn name(top: &Fields<'_>) -> Result<String, DescriptionError> {
     let name =
         top.required("name", "a name for the files of its results, as in \"oom-frontier\"")?;
     let text = name.text()?;
-    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     if text.is_empty()
         || text.starts_with('.')
         || text.len() > NAME_CHARS_MAX
-        || !text.chars().all(fits)
+        || !text.chars().all(fits_name)
     {
         let expected = format!("expected letters, digits and - . _, 1 to {NAME_CHARS_MAX} of them");
         return Err(name.wrong(&expected));
@@ -109,7 +109,7 @@ fn refuse(top: &Fields<'_>, keys: &[&str], why: &str) -> Result<(), DescriptionE
 fn latency(top: &Fields<'_>) -> Result<Latency, DescriptionError> {
     let only = "does not go with kind = \"device-latency\": nothing is replayed";
     refuse(top, &cells::BLOCK_KEYS, only)?;
-    refuse(top, &["cells", "parameters"], only)?;
+    refuse(top, &["cells", "parameters", "fleet"], only)?;
     let profiles = top.required("profiles", "cost profiles, as in [\"h200\"]")?;
     let sizes = top.required("sizes", "sizes of a piece, as in [\"2MiB\", \"4MiB\"]")?;
     let mut bytes: Vec<u64> = Vec::new();

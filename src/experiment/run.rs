@@ -1,30 +1,37 @@
-//! Doing the cells: one trace after the other is read, its cells run in parallel.
+//! Doing the cells: threads take traces from a queue, read each once and do its cells.
 //!
 //! The one design decision: a trace is read only if one of its cells is not kept from before, and
 //! every cell is kept as soon as it is done. What a cell gives hangs on nothing but itself, so that
-//! the results are the same in whatever order and on however many threads they came about.
+//! the results are the same in whatever order and on however many threads they came about; and
+//! never more traces are in memory than there are threads.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::io::{self, Write as _};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fs::File;
+use std::io::{self, Cursor, Read, Write as _};
 use std::path::Path;
-use std::sync::Arc;
-
-use rayon::prelude::*;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::cells::{Cell, TraceSource};
 use super::description::{
     CHUNK_COLUMNS, Description, Kind, Latency, RESULT_COLUMNS, Size, SizeKind,
 };
 use super::error::{CellError, DescriptionError, TraceError};
+use super::queue::{Spare, each_trace};
 use super::rows::{ColumnKind, Rows, Value};
 use super::store::{Key, KeyBuilder, Store};
 use crate::alloc::planned;
-use crate::alloc::spec::SpecError;
-use crate::device::{CostProfile, DeviceCall, GRANULARITY_BYTES};
+use crate::alloc::spec::{AllocSpec, SpecError};
+use crate::device::{CostProfile, DeviceCall, GRANULARITY_BYTES, ProfileError};
 use crate::engine::{self, CapacitySearch, CompareCell, Compared, Prepared, RunError, RunOptions};
-use crate::import::{ReadOptions, read_trace, trace_name};
-use crate::trace::{Trace, write_native};
-use crate::workload::{generate, read_job, write_job};
+use crate::import::{ImportError, ReadOptions, read_input, read_trace, trace_name};
+use crate::trace::{Input, Limits, Trace, write_native};
+use crate::units::Stop;
+use crate::workload::{generate, read_job_within, write_job};
+
+/// Files up to this size are read in one go, hashed, and parsed from memory; larger ones are read
+/// twice, so that their bytes are not held beside what they become.
+const BUFFER_BYTES_MAX: u64 = 64 << 20;
 
 /// Columns of a result, from `capacity_bytes` on.
 const RESULTS: usize = RESULT_COLUMNS.len() + CHUNK_COLUMNS.len();
@@ -33,8 +40,9 @@ const RESULTS: usize = RESULT_COLUMNS.len() + CHUNK_COLUMNS.len();
 #[derive(Debug)]
 pub struct CellRunner<'a> {
     store: &'a Store,
-    program: &'a str,
+    program: Key,
     options: &'a RunOptions,
+    read: ReadOptions,
     /// A key of each profile and plan in the options: of all that was read, not of where it lies.
     named: BTreeMap<(&'static str, &'a str), Key>,
 }
@@ -66,24 +74,45 @@ impl CellOutcome {
     }
 }
 
+/// What became of all cells.
+#[derive(Debug)]
+pub struct Outcomes {
+    /// One a cell, in their order; nothing where somebody asked to stop before it was done.
+    pub cells: Vec<Option<CellOutcome>>,
+    /// What should be known of traces, with the places of these among the traces, in order.
+    pub warnings: Vec<(usize, String)>,
+    /// A key of the content of each trace, by its place; nothing if it could not be read.
+    pub contents: Vec<Option<Key>>,
+    /// Why results could not be kept: nothing was begun after that.
+    pub store_error: Option<io::Error>,
+}
+
+/// What somebody who watches is told.
+#[derive(Clone, Copy, Debug)]
+pub enum Step<'a> {
+    /// The trace of this cell is being read.
+    Reads(&'a Cell),
+    /// This cell is done, or was before.
+    Done(&'a Cell),
+}
+
 /// What became of the cells of one trace.
-#[derive(Debug, Default)]
-pub struct TraceOutcome {
-    /// One a cell, in their order.
-    pub cells: Vec<CellOutcome>,
-    /// What should be known of the trace; nothing if it was not read.
-    pub warnings: Vec<String>,
+#[derive(Default)]
+struct TraceOutcome {
+    cells: Vec<Option<CellOutcome>>,
+    warnings: Vec<String>,
+    content: Option<Key>,
 }
 
 /// The traces of cells, each with the places of its cells, in the order of their first cells.
 pub fn by_trace(cells: &[Cell]) -> Vec<(&TraceSource, Vec<usize>)> {
-    let mut places: BTreeMap<&TraceSource, usize> = BTreeMap::new();
+    let mut places: HashMap<&TraceSource, usize> = HashMap::new();
     let mut traces: Vec<(&TraceSource, Vec<usize>)> = Vec::new();
     for (at, cell) in cells.iter().enumerate() {
-        let place = *places.entry(&cell.source).or_insert(traces.len());
+        let place = *places.entry(&*cell.source).or_insert(traces.len());
         match traces.get_mut(place) {
             Some((_, cells)) => cells.push(at),
-            None => traces.push((&cell.source, vec![at])),
+            None => traces.push((&*cell.source, vec![at])),
         }
     }
     traces
@@ -96,7 +125,12 @@ impl<'a> CellRunner<'a> {
     ///
     /// # Errors
     /// If a profile cannot be written into a key.
-    pub fn new(store: &'a Store, program: &'a str, options: &'a RunOptions) -> io::Result<Self> {
+    pub fn new(
+        store: &'a Store,
+        program: Key,
+        options: &'a RunOptions,
+        read: ReadOptions,
+    ) -> io::Result<Self> {
         let mut named = BTreeMap::new();
         for (name, trace) in &options.profiles {
             let mut key = KeyBuilder::default();
@@ -108,88 +142,78 @@ impl<'a> CellRunner<'a> {
             write!(key, "{:?} {:?} {:?}", plan.plan, plan.cross, plan.intra)?;
             named.insert(("plan", name.as_str()), key.key());
         }
-        Ok(CellRunner { store, program, options, named })
+        Ok(CellRunner { store, program, options, read, named })
     }
 
-    /// Does cells of one trace; `done` is called after each.
-    pub fn run(&self, cells: &[&Cell], done: impl Fn(&Cell) + Sync) -> TraceOutcome {
-        let Some(first) = cells.first() else { return TraceOutcome::default() };
-        let content = match content(&first.source) {
-            Ok(content) => content,
-            Err(error) => return refused(cells, error, &done),
+    /// Does cells on so many threads, with at most as many traces in memory; `traces` are those of
+    /// the cells, as [`by_trace`] gives them, and `watch` is told of each step from all threads.
+    /// Whoever asks `options.stop` gets what is done until then.
+    pub fn run(
+        &self,
+        cells: &[Cell],
+        traces: &[(&TraceSource, Vec<usize>)],
+        threads: usize,
+        watch: impl Fn(Step<'_>) + Sync,
+    ) -> Outcomes {
+        let work = Work {
+            runner: self,
+            watch: &watch,
+            is_halted: AtomicBool::new(false),
+            store_error: Mutex::new(None),
         };
-        let keys: Vec<Key> = cells.iter().map(|cell| self.key(cell, &content.key)).collect();
-        let mut outcomes: Vec<Option<CellOutcome>> = Vec::new();
-        for (cell, key) in cells.iter().zip(&keys) {
-            let kept = self.get(key);
-            outcomes.push(kept.map(|values| {
-                done(cell);
-                CellOutcome { values: values.to_vec(), error: None, is_kept: true }
-            }));
-        }
-        if outcomes.iter().all(Option::is_some) {
-            let cells = outcomes.into_iter().flatten().collect();
-            return TraceOutcome { cells, warnings: Vec::new() };
-        }
-        let (trace, warnings) = match content.trace() {
-            Ok(read) => read,
-            Err(error) => return refused(cells, error, &done),
+        let mut outcomes = Outcomes {
+            cells: cells.iter().map(|_| None).collect(),
+            warnings: Vec::new(),
+            contents: vec![None; traces.len()],
+            store_error: None,
         };
-        let missing: Vec<usize> =
-            outcomes.iter().enumerate().filter(|(_, it)| it.is_none()).map(|(at, _)| at).collect();
-        let options = self.options_of(&missing, cells, &trace);
-        let prepared: BTreeMap<&String, Result<Prepared<'_>, &str>> = options
-            .iter()
-            .map(|(name, options)| match options {
-                Ok(options) => (name, Ok(Prepared::new(&trace, options))),
-                Err(message) => (name, Err(message.as_str())),
-            })
-            .collect();
-        let fresh: Vec<CellOutcome> = missing
-            .par_iter()
-            .map(|&at| {
-                let outcome = match &prepared[&options_name(cells[at])] {
-                    Ok(prepared) => self.run_cell(cells[at], &keys[at], prepared, &trace),
-                    Err(_) => unknown_profile(cells[at]),
-                };
-                done(cells[at]);
-                outcome
-            })
-            .collect();
-        for (at, outcome) in missing.into_iter().zip(fresh) {
-            outcomes[at] = Some(outcome);
-        }
-        TraceOutcome { cells: outcomes.into_iter().flatten().collect(), warnings }
+        let collected = Mutex::new(&mut outcomes);
+        each_trace(traces.len(), threads, |at, spare| {
+            let (_, places) = &traces[at];
+            let of_trace: Vec<&Cell> = places.iter().map(|&place| &cells[place]).collect();
+            let done = work.trace(&of_trace, spare);
+            let mut all = collected.lock().unwrap_or_else(PoisonError::into_inner);
+            for (&place, outcome) in places.iter().zip(done.cells) {
+                all.cells[place] = outcome;
+            }
+            all.warnings.extend(done.warnings.into_iter().map(|warning| (at, warning)));
+            all.contents[at] = done.content;
+        });
+        // Stable: those of one trace stay in their order.
+        outcomes.warnings.sort_by_key(|(at, _)| *at);
+        outcomes.store_error =
+            work.store_error.into_inner().unwrap_or_else(PoisonError::into_inner);
+        outcomes
     }
 
     /// Which cells of one trace are kept from earlier runs.
     pub fn kept(&self, cells: &[&Cell]) -> Vec<bool> {
-        let content = cells.first().and_then(|cell| content(&cell.source).ok());
+        let content = cells.first().and_then(|cell| content(&cell.source, &self.read.limits).ok());
         let is_kept = |cell: &&Cell| {
-            content.as_ref().is_some_and(|it| self.get(&self.key(cell, &it.key)).is_some())
+            content.as_ref().is_some_and(|it| self.get(self.key(cell, it.key)).is_some())
         };
         cells.iter().map(is_kept).collect()
     }
 
     /// The values of a cell that was done before, if they are as many as now.
-    fn get(&self, key: &Key) -> Option<&[Value]> {
+    fn get(&self, key: Key) -> Option<Vec<Value>> {
         self.store.get(key).filter(|values| values.len() == RESULTS)
     }
 
     /// Everything that the values of a cell hang on.
-    fn key(&self, cell: &Cell, content: &Key) -> Key {
+    fn key(&self, cell: &Cell, content: Key) -> Key {
         let mut key = KeyBuilder::default()
-            .with(self.program)
-            .with(content)
+            .with_key(self.program)
+            .with_key(content)
             .with(cell.allocator.to_string())
             .with(&cell.capacity.text)
             .with(&cell.limit.text)
             .with([u8::from(cell.searches)])
-            .with(&cell.profile)
+            .with(&*cell.profile)
             .with(format!("{:?} {:?}", cell.profile_steps, cell.settings));
         // Without its file a cell gives an error, which is not kept.
-        for named in planned::files(&cell.resolved).filter_map(|file| self.named.get(&file)) {
-            key = key.with(named);
+        for &named in planned::files(&cell.resolved).filter_map(|file| self.named.get(&file)) {
+            key = key.with_key(named);
         }
         key.key()
     }
@@ -200,17 +224,17 @@ impl<'a> CellRunner<'a> {
         missing: &[usize],
         cells: &[&Cell],
         trace: &Trace,
-    ) -> BTreeMap<String, Result<RunOptions, String>> {
+    ) -> BTreeMap<String, Result<RunOptions, ProfileError>> {
         let mut all = BTreeMap::new();
         for &at in missing {
             let cell = cells[at];
             all.entry(options_name(cell)).or_insert_with(|| {
-                let profile = CostProfile::shipped(&cell.profile).map_err(|e| e.to_string())?;
+                let profile = CostProfile::shipped(&cell.profile)?;
                 Ok(RunOptions {
                     profile,
                     limit_bytes: bytes_of(&cell.limit, trace),
                     profile_steps: cell.profile_steps,
-                    settings: cell.settings.clone(),
+                    settings: cell.settings.as_deref().map(str::to_owned),
                     ..self.options.clone()
                 })
             });
@@ -218,51 +242,150 @@ impl<'a> CellRunner<'a> {
         all
     }
 
-    fn run_cell(
+    /// What a cell gives; nothing if it was cut because somebody asked to stop.
+    fn result(
         &self,
         cell: &Cell,
-        key: &Key,
         prepared: &Prepared<'_>,
         trace: &Trace,
-    ) -> CellOutcome {
+    ) -> Option<Result<Vec<Value>, CellOutcome>> {
         let compared = CompareCell {
-            spec: cell.resolved.clone(),
+            spec: AllocSpec::clone(&cell.resolved),
             capacity_bytes: bytes_of(&cell.capacity, trace),
             search: cell.searches.then(CapacitySearch::default),
         };
         let result = engine::compare(prepared, &[compared], |_| {}).into_iter().next();
-        match result {
-            Some(Ok(compared)) => {
-                let values = values(&compared);
-                let kept = self.store.keep(key, &values);
-                CellOutcome { values, error: kept.err().map(CellError::Store), is_kept: false }
-            }
-            Some(Err(error @ RunError::Spec(SpecError::NoProfile { .. }))) => {
-                CellOutcome { error: None, ..CellOutcome::failed("skipped", error.into()) }
-            }
-            Some(Err(error)) => CellOutcome::failed("failed", error.into()),
-            None => unknown_profile(cell),
+        // A search that was cut may look like one that found nothing.
+        if self.is_asked() && (cell.searches || !matches!(result, Some(Ok(_)))) {
+            return None;
         }
+        Some(match result {
+            Some(Ok(compared)) => Ok(values(&compared)),
+            Some(Err(error @ RunError::Spec(SpecError::NoProfile { .. }))) => {
+                Err(CellOutcome { error: None, ..CellOutcome::failed("skipped", error.into()) })
+            }
+            Some(Err(error)) => Err(CellOutcome::failed("failed", error.into())),
+            None => Err(CellOutcome::failed("failed", CellError::NoResult)),
+        })
+    }
+
+    fn is_asked(&self) -> bool {
+        self.options.stop.is_asked()
     }
 }
 
-fn unknown_profile(cell: &Cell) -> CellOutcome {
-    let unknown = CostProfile::shipped(&cell.profile).err();
-    let error = unknown.map_or_else(
-        || CellError::Store(std::io::Error::other("the cell gave no result")),
-        CellError::Profile,
-    );
-    CellOutcome::failed("failed", error)
+/// One run: what all its threads share.
+struct Work<'a, W> {
+    runner: &'a CellRunner<'a>,
+    watch: &'a W,
+    /// Nothing new is to be begun.
+    is_halted: AtomicBool,
+    store_error: Mutex<Option<io::Error>>,
 }
 
-/// All cells of a trace that cannot be had.
-fn refused(cells: &[&Cell], error: TraceError, done: &(impl Fn(&Cell) + Sync)) -> TraceOutcome {
-    let error = Arc::new(error);
-    let refuse = |cell: &&Cell| {
-        done(cell);
-        CellOutcome::failed("failed", Arc::clone(&error).into())
-    };
-    TraceOutcome { cells: cells.iter().map(refuse).collect(), warnings: Vec::new() }
+impl<W: Fn(Step<'_>) + Sync> Work<'_, W> {
+    fn is_over(&self) -> bool {
+        self.is_halted.load(Ordering::Relaxed) || self.runner.is_asked()
+    }
+
+    /// Does cells of one trace.
+    fn trace(&self, cells: &[&Cell], spare: &Spare) -> TraceOutcome {
+        let mut outcome =
+            TraceOutcome { cells: cells.iter().map(|_| None).collect(), ..Default::default() };
+        let Some(first) = cells.first().filter(|_| !self.is_over()) else { return outcome };
+        (self.watch)(Step::Reads(first));
+        if let Err(error) = self.fill(cells, spare, &mut outcome) {
+            // What was not read to its end because somebody asked to stop is no error.
+            if !self.runner.is_asked() {
+                self.refuse(cells, error, &mut outcome);
+            }
+        }
+        outcome
+    }
+
+    fn fill(
+        &self,
+        cells: &[&Cell],
+        spare: &Spare,
+        outcome: &mut TraceOutcome,
+    ) -> Result<(), TraceError> {
+        let runner = self.runner;
+        let Some(first) = cells.first() else { return Ok(()) };
+        let content = content(&first.source, &self.runner.read.limits)?;
+        outcome.content = Some(content.key);
+        let keys: Vec<Key> = cells.iter().map(|cell| runner.key(cell, content.key)).collect();
+        let mut missing = Vec::new();
+        for (at, cell) in cells.iter().enumerate() {
+            match runner.get(keys[at]) {
+                Some(values) => {
+                    outcome.cells[at] = Some(CellOutcome { values, error: None, is_kept: true });
+                    (self.watch)(Step::Done(cell));
+                }
+                None => missing.push(at),
+            }
+        }
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let (trace, warnings) = content.trace(&runner.read, &runner.options.stop)?;
+        outcome.warnings = warnings;
+        let options = runner.options_of(&missing, cells, &trace);
+        let prepared: BTreeMap<&String, Result<Prepared<'_>, &ProfileError>> = options
+            .iter()
+            .map(|(name, options)| (name, options.as_ref().map(|it| Prepared::new(&trace, it))))
+            .collect();
+        let fresh: Vec<Mutex<Option<CellOutcome>>> =
+            missing.iter().map(|_| Mutex::default()).collect();
+        spare.each_cell(missing.len(), |place| {
+            let at = missing[place];
+            let done = match &prepared[&options_name(cells[at])] {
+                Ok(prepared) => self.cell(cells[at], keys[at], prepared, &trace),
+                Err(error) => {
+                    Some(CellOutcome::failed("failed", CellError::Profile(error.to_string())))
+                }
+            };
+            if done.is_some() {
+                (self.watch)(Step::Done(cells[at]));
+            }
+            *fresh[place].lock().unwrap_or_else(PoisonError::into_inner) = done;
+        });
+        for (at, done) in missing.into_iter().zip(fresh) {
+            outcome.cells[at] = done.into_inner().unwrap_or_else(PoisonError::into_inner);
+        }
+        Ok(())
+    }
+
+    /// Does a cell and keeps what it gives.
+    fn cell(
+        &self,
+        cell: &Cell,
+        key: Key,
+        prepared: &Prepared<'_>,
+        trace: &Trace,
+    ) -> Option<CellOutcome> {
+        if self.is_over() {
+            return None;
+        }
+        let values = match self.runner.result(cell, prepared, trace)? {
+            Ok(values) => values,
+            Err(failed) => return Some(failed),
+        };
+        if let Err(error) = self.runner.store.keep(key, &values) {
+            self.is_halted.store(true, Ordering::Relaxed);
+            let mut first = self.store_error.lock().unwrap_or_else(PoisonError::into_inner);
+            first.get_or_insert(error);
+        }
+        Some(CellOutcome { values, error: None, is_kept: false })
+    }
+
+    /// All cells of a trace that cannot be had.
+    fn refuse(&self, cells: &[&Cell], error: TraceError, outcome: &mut TraceOutcome) {
+        let error = Arc::new(error);
+        for (cell, outcome) in cells.iter().zip(&mut outcome.cells) {
+            *outcome = Some(CellOutcome::failed("failed", Arc::clone(&error).into()));
+            (self.watch)(Step::Done(cell));
+        }
+    }
 }
 
 /// Cells of one name share a prepared trace.
@@ -286,36 +409,67 @@ fn bytes_of(size: &Size, trace: &Trace) -> Option<u64> {
 struct Content<'a> {
     source: &'a TraceSource,
     key: Key,
-    job: Option<crate::workload::Job>,
+    made_of: MadeOf,
 }
 
-fn content(source: &TraceSource) -> Result<Content<'_>, TraceError> {
+enum MadeOf {
+    Job(Box<crate::workload::Job>),
+    /// The file as it lies on disk.
+    Bytes(Vec<u8>),
+    /// A file too large to be held beside what it becomes.
+    LargeFile,
+}
+
+fn content<'a>(source: &'a TraceSource, limits: &Limits) -> Result<Content<'a>, TraceError> {
     let path = source.path();
     let io = |source| TraceError::Io { path: path.to_owned(), source };
-    let bytes = std::fs::read(path).map_err(io)?;
-    let key = KeyBuilder::default();
     match source {
         TraceSource::File(path) => {
+            let (mut key, bytes) = file_content(path).map_err(io)?;
             // What lies beside a snapshot tells what it lacks.
-            let mut key = key.with(bytes);
             if let Some(truth) = truth_beside(path)? {
                 key = key.with(truth);
             }
-            Ok(Content { source, key: key.key(), job: None })
+            let made_of = bytes.map_or(MadeOf::LargeFile, MadeOf::Bytes);
+            Ok(Content { source, key: key.key(), made_of })
         }
         TraceSource::Job(path, beside) => {
+            let bytes = std::fs::read(path).map_err(io)?;
             let text = String::from_utf8_lossy(&bytes);
-            let job = read_job(&text, beside);
+            let job = read_job_within(&text, beside, limits);
             let job = job.map_err(|source| TraceError::Job { path: path.clone(), source })?;
-            Ok(Content { source, key: key.with(write_job(&job)).key(), job: Some(job) })
+            let key = KeyBuilder::default().with(write_job(&job)).key();
+            Ok(Content { source, key, made_of: MadeOf::Job(Box::new(job)) })
         }
     }
+}
+
+/// A key of a file, and its bytes unless there are many.
+fn file_content(path: &Path) -> io::Result<(KeyBuilder, Option<Vec<u8>>)> {
+    let mut file = File::open(path)?;
+    if file.metadata()?.len() <= BUFFER_BYTES_MAX {
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes)?;
+        return Ok((KeyBuilder::default().with(&bytes), Some(bytes)));
+    }
+    let mut key = KeyBuilder::default();
+    let mut piece = Vec::new();
+    // Pieces of one size: where a piece ends counts.
+    while Read::by_ref(&mut file).take(1 << 20).read_to_end(&mut piece)? > 0 {
+        key = key.with(&piece);
+        piece.clear();
+    }
+    Ok((key, None))
 }
 
 /// `NAME.truth.json` beside `NAME.pickle.gz`, if there is one.
 fn truth_beside(path: &Path) -> Result<Option<Vec<u8>>, TraceError> {
     let Some(name) = trace_name(path) else { return Ok(None) };
     let path = path.with_file_name(format!("{name}.truth.json"));
+    if path.metadata().is_ok_and(|metadata| !metadata.is_file()) {
+        // Whoever reads the trace says what is wrong with it.
+        return Ok(None);
+    }
     match std::fs::read(&path) {
         Ok(bytes) => Ok(Some(bytes)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -325,15 +479,38 @@ fn truth_beside(path: &Path) -> Result<Option<Vec<u8>>, TraceError> {
 
 impl Content<'_> {
     /// The trace, and what should be known of it.
-    fn trace(&self) -> Result<(Trace, Vec<String>), TraceError> {
+    fn trace(self, read: &ReadOptions, stop: &Stop) -> Result<(Trace, Vec<String>), TraceError> {
         let path = self.source.path();
-        if let Some(job) = &self.job {
-            let trace = generate(job)
-                .map_err(|source| TraceError::Generate { path: path.to_owned(), source })?;
-            return Ok((trace, Vec::new()));
-        }
-        let imported = read_trace(path, &ReadOptions::default())?;
+        let imported = match self.made_of {
+            MadeOf::Job(job) => {
+                let trace = generate(&job)
+                    .map_err(|source| TraceError::Generate { path: path.to_owned(), source })?;
+                return Ok((trace, Vec::new()));
+            }
+            MadeOf::Bytes(bytes) => {
+                let bytes = Stoppable { bytes: Cursor::new(bytes), stop: stop.clone() };
+                let input = Input::from_reader(path, Box::new(bytes));
+                let input = input.map_err(ImportError::from)?.within(&read.limits);
+                read_input(path, input, read)?
+            }
+            MadeOf::LargeFile => read_trace(path, read)?,
+        };
         Ok((imported.trace, imported.warnings))
+    }
+}
+
+/// Bytes that end with an error when somebody asks to stop.
+struct Stoppable {
+    bytes: Cursor<Vec<u8>>,
+    stop: Stop,
+}
+
+impl Read for Stoppable {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.stop.is_asked() {
+            return Err(io::Error::other("interrupted"));
+        }
+        self.bytes.read(buffer)
     }
 }
 
@@ -402,13 +579,14 @@ fn chunk_values(row: &Compared) -> Vec<Value> {
 }
 
 /// The results table of cells and what became of them, in the order of the cells.
-pub fn rows(description: &Description, cells: &[Cell], outcomes: &[CellOutcome]) -> Rows {
+pub fn rows(description: &Description, cells: &[&Cell], outcomes: Vec<CellOutcome>) -> Rows {
     let columns = description.columns();
-    let mut rows = Vec::new();
+    let mut rows = Vec::with_capacity(cells.len());
     for (cell, outcome) in cells.iter().zip(outcomes) {
         let mut row = cell.names(description);
-        row.extend(outcome.values.iter().cloned());
+        row.extend(outcome.values);
         row.truncate(columns.len());
+        row.shrink_to_fit();
         rows.push(row);
     }
     let mut rows = Rows { columns, rows };
@@ -416,27 +594,31 @@ pub fn rows(description: &Description, cells: &[Cell], outcomes: &[CellOutcome])
     rows
 }
 
+/// Where waste is compared: trace, capacity, limit, costs, settings.
+type WastePlace<'a> = (&'a TraceSource, [&'a str; 3], Option<&'a str>);
+
+fn waste_place(cell: &Cell) -> WastePlace<'_> {
+    let texts = [&*cell.capacity.text, &*cell.limit.text, &*cell.profile];
+    (&*cell.source, texts, cell.settings.as_deref())
+}
+
 /// 1 − excess / excess of plain `caching` on the same trace, device and limit with the same
 /// settings and costs, in whatever block, where both met every request.
-fn add_waste_removed(rows: &mut Rows, cells: &[Cell]) {
+fn add_waste_removed(rows: &mut Rows, cells: &[&Cell]) {
     let columns = ["status", "excess_bytes", "waste_removed"].map(|name| rows.column(name));
     let [Some(status), Some(excess), Some(waste)] = columns else { return };
     let ok = Value::of_word("ok");
     let is_ok = |row: &[Value]| row[status] == ok;
-    let place = |cell: &Cell| {
-        let Cell { source, capacity, limit, profile, settings, .. } = cell;
-        (source.clone(), [&capacity.text, &limit.text, profile].map(Clone::clone), settings.clone())
-    };
-    let mut measures = BTreeMap::new();
+    let mut measures: HashMap<WastePlace<'_>, f64> = HashMap::new();
     for (row, cell) in rows.rows.iter().zip(cells) {
         let is_caching = cell.allocator.name == "caching" && cell.allocator.params.is_empty();
         let measure = row[excess].number().filter(|it| is_caching && is_ok(row) && *it > 0.0);
         if let Some(measure) = measure {
-            measures.entry(place(cell)).or_insert(measure);
+            measures.entry(waste_place(cell)).or_insert(measure);
         }
     }
     for (row, cell) in rows.rows.iter_mut().zip(cells).filter(|(row, _)| is_ok(row)) {
-        let measure = measures.get(&place(cell));
+        let measure = measures.get(&waste_place(cell)).copied();
         let share = measure.zip(row[excess].number()).map(|(of, own)| 1.0 - own / of);
         row[waste] = Value::of_fraction(share);
     }

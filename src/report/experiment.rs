@@ -6,8 +6,10 @@
 use std::fmt::Write as _;
 
 use super::select::{self, Point, Points, SelectError, described, scaled};
+use super::text::{fleet_sentences, worst_ranks};
 use crate::experiment::{
-    Cell, ColumnKind, Description, Kind, Rows, Shown, TableLayout, TableSpec, Unit, Value,
+    Cell, ColumnKind, Description, Fleet, FleetGroup, Kind, Rows, Shown, Spread, TableLayout,
+    TableSpec, Unit, Value, fleet,
 };
 use crate::units::{counted, grouped};
 
@@ -52,6 +54,9 @@ pub fn experiment_markdown(
         text.push('\n');
         text.push_str(&table_markdown(table, rows)?);
     }
+    if let Some(spec) = &description.fleet {
+        text.push_str(&fleet_markdown(&fleet(rows, spec)?));
+    }
     text.push_str(&not_done(rows));
     Ok(text)
 }
@@ -76,6 +81,87 @@ fn made_by(description: &Description, rows: &Rows, names: ReportNames<'_>) -> St
         names.results, names.results
     );
     text
+}
+
+/// What the results say of a fleet: a table for each device, and what follows from it.
+fn fleet_markdown(fleet: &Fleet) -> String {
+    let mut text = String::new();
+    for group in &fleet.groups {
+        let names: Vec<String> =
+            group.names.iter().map(|(name, value)| format!("{name} {value}")).collect();
+        let of = if names.is_empty() { String::new() } else { format!(", {}", names.join(", ")) };
+        let ranks = counted(group.ranks as u64, "rank");
+        let _ = writeln!(text, "\n## A fleet of {ranks}{}\n", inline(&of));
+        text.push_str(&grid(&fleet_lines(group), 1));
+        text.push_str(
+            "\nReserved peaks in GiB; percentiles by nearest rank, of the ranks that ran to their \
+             end. Excess is reserved − requested peak.\n\n",
+        );
+        for sentence in fleet_sentences(group) {
+            let _ = writeln!(text, "- {}", inline(&sentence));
+        }
+    }
+    text
+}
+
+fn fleet_lines(group: &FleetGroup) -> Vec<Vec<String>> {
+    let head = [
+        "setting",
+        "ok",
+        "out of memory",
+        "failed",
+        "min",
+        "median",
+        "p95",
+        "p99",
+        "max",
+        "worst rank",
+        "sum",
+        "excess, sum",
+        "waste removed, %",
+        "fragmentation, median, %",
+        "worst, %",
+        "device calls",
+        "device time, s",
+        "retries",
+        "ranks with retries",
+    ];
+    let mut lines = vec![head.map(str::to_owned).to_vec()];
+    let gib = |bytes: f64| spelled(scaled(bytes, Unit::GiB), Unit::GiB);
+    let share = |share: Option<f64>| {
+        let share = share.map(|share| spelled(scaled(share, Unit::Percent), Unit::Percent));
+        share.unwrap_or_else(|| "–".to_owned())
+    };
+    for (at, setting) in group.settings.iter().enumerate() {
+        let label = inline(&setting.label);
+        let is_best = group.best.contains(&at) && group.settings.len() > 1;
+        let peak = |read: fn(&Spread) -> u64| {
+            setting.reserved.map_or("–".to_owned(), |spread| gib(read(&spread) as f64))
+        };
+        let count = |count: usize| grouped(count as u64);
+        lines.push(vec![
+            if is_best { format!("**{label}**") } else { label },
+            count(setting.ok),
+            count(setting.oom.len()),
+            count(setting.failed.len()),
+            peak(|spread| spread.min),
+            peak(|spread| spread.median),
+            peak(|spread| spread.p95),
+            peak(|spread| spread.p99),
+            peak(|spread| spread.max),
+            inline(&worst_ranks(setting)),
+            gib(setting.reserved_bytes_sum as f64),
+            gib(setting.excess_bytes_sum as f64),
+            share(setting.waste_removed),
+            share(setting.fragmentation_median),
+            share(setting.fragmentation_worst.as_ref().map(|(worst, _)| *worst)),
+            grouped(setting.device_calls_sum),
+            spelled(scaled(setting.device_ns_sum as f64, Unit::S), Unit::S),
+            grouped(setting.retries_sum),
+            count(setting.retry_ranks),
+        ]);
+    }
+    lines
 }
 
 /// Cells that gave no result, with the reasons.
@@ -203,11 +289,11 @@ fn inline(text: &str) -> String {
 }
 
 /// The cells of an experiment for people: a line each, those that are kept marked.
-pub fn cells_text(description: &Description, cells: &[Cell], kept: &[bool]) -> String {
+pub fn cells_text(description: &Description, cells: &[&Cell], kept: &[bool]) -> String {
     let mut text = String::new();
+    let columns = description.columns();
     for (cell, kept) in cells.iter().zip(kept) {
         let names = cell.names(description);
-        let columns = description.columns();
         let named = columns.iter().zip(&names).filter(|(_, value)| **value != Value::None);
         let words = named.map(|(column, value)| format!("{}={}", column.name, select::word(value)));
         let words = words.collect::<Vec<_>>().join("  ");

@@ -6,34 +6,16 @@ use crate::engine::{AllocatorSummary, DeviceSummary, Outcome, SCHEMA_VERSION, Tr
 use crate::experiment::advise::Advice;
 use crate::experiment::explain::Explanation;
 use crate::metrics::Peaks;
+use crate::units::harmless_json;
 
 /// One value as pretty JSON with a final line end.
 ///
 /// # Errors
 /// If the value cannot be serialised; plain data always can.
 pub fn pretty(value: &impl Serialize) -> Result<String, serde_json::Error> {
-    let mut text = harmless(serde_json::to_string_pretty(value)?);
+    let mut text = harmless_json(&serde_json::to_string_pretty(value)?).into_owned();
     text.push('\n');
     Ok(text)
-}
-
-/// Writes as escapes what JSON allows but a terminal may obey: the second set of control
-/// characters, and those that turn the direction of text. They stand inside strings only.
-fn harmless(text: String) -> String {
-    let turns = |c: char| matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    let obeyed = |c: char| matches!(c, '\u{7f}'..='\u{9f}') || turns(c);
-    if !text.contains(obeyed) {
-        return text;
-    }
-    let mut escaped = String::with_capacity(text.len());
-    for c in text.chars() {
-        if obeyed(c) {
-            escaped.push_str(&format!("\\u{:04x}", u32::from(c)));
-        } else {
-            escaped.push(c);
-        }
-    }
-    escaped
 }
 
 /// Results as pretty JSON. `single` says that exactly one was asked for: it then stands as an
@@ -46,6 +28,44 @@ pub fn one_or_many<T: Serialize>(values: &[T], single: bool) -> Result<String, s
         [one] if single => pretty(one),
         many => pretty(&many),
     }
+}
+
+/// What is known of work that was interrupted.
+#[derive(Serialize)]
+struct Partial<'a, T> {
+    partial: bool,
+    #[serde(flatten)]
+    value: &'a T,
+}
+
+/// [`pretty`] for work that was interrupted, if `is_partial`: the object begins with `"partial":
+/// true`.
+///
+/// # Errors
+/// If the value cannot be serialised or is no object.
+pub fn pretty_or_partial(
+    value: &impl Serialize,
+    is_partial: bool,
+) -> Result<String, serde_json::Error> {
+    if is_partial { pretty(&Partial { partial: true, value }) } else { pretty(value) }
+}
+
+/// [`one_or_many`] for work that was interrupted, if `is_partial`: every object begins with
+/// `"partial": true`.
+///
+/// # Errors
+/// If a value cannot be serialised or is no object.
+pub fn all_or_partial<T: Serialize>(
+    values: &[T],
+    single: bool,
+    is_partial: bool,
+) -> Result<String, serde_json::Error> {
+    if !is_partial {
+        return one_or_many(values, single);
+    }
+    let marked: Vec<Partial<'_, T>> =
+        values.iter().map(|value| Partial { partial: true, value }).collect();
+    one_or_many(&marked, single)
 }
 
 /// What `explain --json` says of a trace.

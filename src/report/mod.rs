@@ -22,7 +22,8 @@
 //!   ChunkPlan ────> text    chunk sizes: a table and the best
 //!   Rows ───────┬─> rows    what an experiment found: CSV and Parquet
 //!               ├─> figure  bars, lines, heat maps as SVG
-//!               └─> experiment  its report in Markdown
+//!               ├─> experiment  its report in Markdown
+//!               └─> parts   parts of it as Parquet, and joined again
 //! ```
 
 pub mod expect;
@@ -33,6 +34,8 @@ pub mod figure;
 pub mod html;
 pub mod json;
 pub mod junit;
+#[cfg(feature = "analytics")]
+pub mod parts;
 pub mod plan_file;
 pub mod rows;
 mod select;

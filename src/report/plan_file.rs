@@ -31,6 +31,8 @@ struct Lasting<'a> {
     height_bytes: u64,
     lower_bound_bytes: u64,
     proven: bool,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    partial: bool,
     pools: &'a [crate::plan::PoolPacking],
     columns: &'static [&'static str],
 }
@@ -57,6 +59,7 @@ pub fn write_plan(
             height_bytes: result.height_bytes,
             lower_bound_bytes: result.lower_bound_bytes,
             proven: result.proven,
+            partial: result.partial,
             pools: &result.pools,
             columns: if names.is_empty() { &COLUMNS[..5] } else { &COLUMNS },
         },

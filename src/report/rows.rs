@@ -129,7 +129,7 @@ fn value(column: &Column, text: &str, line: u64) -> Result<Value, ReadRowsError>
 }
 
 #[cfg(feature = "analytics")]
-mod parquet {
+pub(super) mod parquet {
     use std::io::Write;
 
     use polars::prelude::{
@@ -139,6 +139,13 @@ mod parquet {
     use super::{ColumnKind, Rows, TableError, Value};
 
     pub(super) fn write(rows: &Rows, writer: &mut (impl Write + Send)) -> Result<(), TableError> {
+        let mut frame = DataFrame::new(rows.rows.len(), series(rows))?;
+        ParquetWriter::new(writer).finish(&mut frame)?;
+        Ok(())
+    }
+
+    /// The columns of a results table.
+    pub(in crate::report) fn series(rows: &Rows) -> Vec<Series> {
         let series = rows.columns.iter().enumerate().map(|(at, column)| {
             let name = column.name.as_str().into();
             let values = rows.rows.iter().map(|row| row.get(at).unwrap_or(&Value::None));
@@ -153,14 +160,12 @@ mod parquet {
                     Values::new(name, values.map(difference).collect::<Vec<Option<i64>>>())
                 }
                 ColumnKind::Fraction => {
-                    Values::new(name, values.map(Value::number).collect::<Vec<Option<f64>>>())
+                    Values::new(name, values.map(fraction).collect::<Vec<Option<f64>>>())
                 }
             };
             Series::from(values)
         });
-        let mut frame = DataFrame::new(rows.rows.len(), series.collect())?;
-        ParquetWriter::new(writer).finish(&mut frame)?;
-        Ok(())
+        series.collect()
     }
 
     fn word(value: &Value) -> Option<&str> {
@@ -173,6 +178,10 @@ mod parquet {
 
     fn difference(value: &Value) -> Option<i64> {
         if let Value::Difference(number) = value { Some(*number) } else { None }
+    }
+
+    fn fraction(value: &Value) -> Option<f64> {
+        if let Value::Fraction(number) = value { Some(*number) } else { None }
     }
 }
 

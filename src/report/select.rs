@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::experiment::{Aggregate, Filter, Rows, Shown, Unit, Value};
+use crate::experiment::{Aggregate, Filter, FleetError, Rows, Shown, Unit, Value};
 use crate::units::{Bytes, GIB, MIB};
 
 /// The rows do not give what is asked for.
@@ -40,6 +40,9 @@ pub enum SelectError {
     /// No row passes.
     #[error("no row of the results is left for {0}")]
     Nothing(String),
+    /// The rows are no fleet.
+    #[error(transparent)]
+    Fleet(#[from] FleetError),
     /// Not a number.
     #[error("{column} is {value:?}, which is no number: this axis needs numbers")]
     NoNumber {

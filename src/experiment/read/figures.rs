@@ -5,6 +5,7 @@ use super::super::description::{
 };
 use super::super::error::DescriptionError;
 use super::super::filter::Filter;
+use super::super::fleet::FleetSpec;
 use super::super::rows::{Column, ColumnKind};
 use super::super::template;
 use super::fields::{Field, Fields};
@@ -33,6 +34,8 @@ const FIGURE_KEYS: [&str; 18] = [
 
 const TABLE_KEYS: [&str; 9] =
     ["title", "filter", "rows", "columns", "value", "unit", "show", "relative_to", "aggregate"];
+
+const FLEET_KEYS: [&str; 3] = ["over", "filter", "baseline"];
 
 /// Widths and heights of figures in millimetres.
 const MILLIMETRES: std::ops::RangeInclusive<u64> = 30..=600;
@@ -218,6 +221,25 @@ fn filter(field: &Field<'_>, columns: &[Column]) -> Result<Filter, DescriptionEr
     let filter: Filter = field.text()?.parse().map_err(|error| field.error(format!("{error}")))?;
     check_column(field, &filter.column, columns)?;
     Ok(filter)
+}
+
+/// The summary over ranks, if it is asked for.
+pub(super) fn fleet(
+    top: &Fields<'_>,
+    columns: &[Column],
+) -> Result<Option<FleetSpec>, DescriptionError> {
+    let Some(field) = top.get("fleet") else { return Ok(None) };
+    let fields = field.table(&FLEET_KEYS)?;
+    let mut fleet = FleetSpec { filters: filters(&fields, columns)?, ..FleetSpec::default() };
+    let words: Vec<Column> =
+        columns.iter().filter(|column| column.kind == ColumnKind::Word).cloned().collect();
+    if let Some(over) = fields.get("over") {
+        fleet.over = column(&over, &words)?;
+    }
+    if let Some(baseline) = fields.get("baseline") {
+        fleet.baseline = filter(&baseline, &words)?;
+    }
+    Ok(Some(fleet))
 }
 
 pub(super) fn tables(

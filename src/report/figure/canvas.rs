@@ -5,6 +5,7 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use super::FigureError;
+use crate::report::text::printable;
 
 /// Tenths of a millimetre in a millimetre.
 pub(super) const MM: i32 = 10;
@@ -114,7 +115,7 @@ impl Canvas<'_> {
         let down = letters.size / 10;
         let at = if letters.is_upright { (at.0 + down, at.1) } else { (at.0, at.1 + down) };
         let style = TextStyle::from(font).color(&letters.color).pos(Pos::new(side, VPos::Center));
-        self.area.draw_text(text, &style, at).map_err(FigureError::new)
+        self.area.draw_text(&printable(text), &style, at).map_err(FigureError::new)
     }
 
     pub(super) fn line(

@@ -5,6 +5,7 @@ use plotters::prelude::*;
 
 use super::FigureError;
 use crate::plan::{Buffer, Packing, Problem};
+use crate::report::text::printable;
 use crate::units::{Bytes, GIB, MIB};
 
 /// Size of a figure in pixels.
@@ -77,7 +78,7 @@ fn draw<'a>(
     let area = SVGBackend::with_string(svg, SIZE).into_drawing_area();
     area.fill(&WHITE)?;
     let mut chart = ChartBuilder::on(&area)
-        .caption(&labels.title, ("sans-serif", 22))
+        .caption(printable(&labels.title), ("sans-serif", 22))
         .margin(14)
         .x_label_area_size(44)
         .y_label_area_size(70)
@@ -86,7 +87,7 @@ fn draw<'a>(
         .configure_mesh()
         .disable_x_mesh()
         .light_line_style(WHITE)
-        .x_desc(&labels.tick)
+        .x_desc(printable(&labels.tick))
         .y_desc(format!("offset, {unit_name}"))
         .x_label_formatter(&|tick| format!("{tick:.0}"))
         .draw()?;
@@ -194,7 +195,9 @@ mod tests {
         };
         let solved = crate::plan::solve(&problem, &crate::plan::SolveOptions::default());
         let packing = solved.expect("a problem without contradictions").packing;
-        let labels = PackingLabels { title: "two & one".to_owned(), tick: "event".to_owned() };
+        // What no XML may hold, from a trace's name.
+        let title = "two\u{1b}\u{0}\u{85}\u{ffff}\u{202e} & one".to_owned();
+        let labels = PackingLabels { title, tick: "event".to_owned() };
         let svg = packing_svg(&problem, &packing, 0, &labels).expect("a figure");
         assert!(svg.contains("two &amp; one") && svg.contains("height 5 GiB"), "{svg}");
         let [long, short] = [LIVES[5], LIVES[4]]

@@ -33,7 +33,13 @@ pub fn advise(
     style: Style,
 ) -> String {
     let recorded = &advice.recorded;
-    let mut text = wrapped("", &heading(trace, advice), "  ");
+    let mut text = String::new();
+    if advice.partial {
+        let tried = counted(advice.replays, "replay");
+        let line = format!("partial: interrupted after {tried}, the best of these");
+        text.push_str(&(style.paint(Tone::Bad, &line) + "\n"));
+    }
+    text.push_str(&wrapped("", &heading(trace, advice), "  "));
     text.push_str(&table(advice, full, style));
     if let Some(note) = left_out(advice, full) {
         text.push_str(&wrapped("  ", &note, "  "));

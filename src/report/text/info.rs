@@ -137,6 +137,7 @@ fn what(facts: &FileFacts) -> String {
         SourceKind::StallocLog => "log of STAlloc's recorder",
         SourceKind::Text => "text trace, written by a person",
         SourceKind::Generated => "trace generated from a model description",
+        SourceKind::Merged => "traces of several ranks, merged",
     };
     let mut what = kind.to_owned();
     if let Some(version) = &facts.header.source.version {

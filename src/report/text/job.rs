@@ -3,7 +3,7 @@
 use super::grid::{Align, Grid};
 use super::{Style, Tone, counted, grouped, printable, wrapped};
 use crate::trace::{LiveByRole, Op, Role, Trace};
-use crate::units::Bytes;
+use crate::units::{Bytes, nearest_rank};
 use crate::workload::gpus::{GPUS, REACHED};
 use crate::workload::{Job, family_name, read_job, shapes, strategy_words, units};
 
@@ -48,6 +48,73 @@ pub fn generated(job: &Job, trace: &Trace, style: Style) -> String {
         out.push_str(&wrapped("  ", &text, "    "));
     }
     out
+}
+
+/// What the trace of one rank is like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RankFacts {
+    /// Events.
+    pub events: u64,
+    /// Most bytes that are asked for and not freed at one instant.
+    pub requested_bytes_peak: u64,
+    /// Size of its file in bytes.
+    pub file_bytes: u64,
+}
+
+impl RankFacts {
+    /// Of a trace in a file of this size.
+    pub fn of(trace: &Trace, file_bytes: u64) -> RankFacts {
+        let peak = LiveByRole::of(trace).at_peak_bytes;
+        RankFacts {
+            events: trace.events.len() as u64,
+            requested_bytes_peak: peak.iter().fold(0, |sum, bytes| sum.saturating_add(*bytes)),
+            file_bytes,
+        }
+    }
+}
+
+/// What was generated for many ranks: how many traces, and between which bounds they lie. Nothing
+/// is told of `kept` files that were there before but their number; the bounds leave them out.
+pub fn generated_ranks(job: &Job, made: &[RankFacts], kept: usize, style: Style) -> String {
+    let mut out = style.paint(Tone::Heading, &printable(&job.name)) + "\n";
+    let mut ranks = format!("ranks: {} made", grouped(made.len() as u64));
+    if kept > 0 {
+        ranks += &format!(", {} kept from before", grouped(kept as u64));
+        if !made.is_empty() {
+            ranks += "; of those made now:";
+        }
+    }
+    out.push_str(&wrapped("  ", &ranks, "    "));
+    let size = |bytes| Bytes(bytes).to_string();
+    let spreads = [
+        ("events", spread(made.iter().map(|rank| rank.events), grouped)),
+        ("requested peak", spread(made.iter().map(|rank| rank.requested_bytes_peak), size)),
+        ("file", spread(made.iter().map(|rank| rank.file_bytes), size)),
+    ];
+    for (name, spread) in spreads {
+        if let Some(spread) = spread {
+            out.push_str(&wrapped("  ", &format!("{name}: {spread}"), "    "));
+        }
+    }
+    if !made.is_empty() {
+        let events = made.iter().fold(0u64, |sum, rank| sum.saturating_add(rank.events));
+        let bytes = made.iter().fold(0u64, |sum, rank| sum.saturating_add(rank.file_bytes));
+        let all = format!("in all: {} events, {}", grouped(events), Bytes(bytes));
+        out.push_str(&wrapped("  ", &all, "    "));
+    }
+    out
+}
+
+/// The least, the middle and the most of values; of an even number the lower middle.
+fn spread(values: impl Iterator<Item = u64>, show: impl Fn(u64) -> String) -> Option<String> {
+    let mut values: Vec<u64> = values.collect();
+    values.sort_unstable();
+    let (least, most) = (*values.first()?, *values.last()?);
+    if least == most {
+        return Some(show(least));
+    }
+    let middle = nearest_rank(&values, 50)?;
+    Some(format!("{} to {}, median {}", show(least), show(most), show(middle)))
 }
 
 /// Live bytes by role, largest first; roles that never have any are left out.

@@ -11,6 +11,7 @@ mod compare;
 mod diff;
 mod explain;
 mod explain_message;
+mod fleet;
 mod grid;
 mod hardware;
 mod info;
@@ -21,6 +22,7 @@ mod plan;
 mod plan_steps;
 mod run;
 mod stalloc;
+mod survey;
 mod verify;
 
 pub use advise::{Warning, advise};
@@ -32,8 +34,10 @@ pub use compare::{TraceComparison, compare, compare_markdown};
 pub use diff::{diff_results, diff_traces};
 pub use explain::explain;
 pub use explain_message::{ExplainedText, explain_text};
+pub use fleet::fleet;
+pub(super) use fleet::{fleet_sentences, worst_ranks};
 pub use info::{FileFacts, info};
-pub use job::{generated, job_choices};
+pub use job::{RankFacts, generated, generated_ranks, job_choices};
 pub use lint::{Effect, effects, lint};
 pub use list::{TraceFormatInfo, list};
 pub use plan::{capacity_reason, plan, plans};
@@ -41,12 +45,24 @@ pub use run::{TraceRuns, run};
 #[cfg(feature = "figures")]
 pub(super) use run::{capacity, notes, refusal_note, setup, trace_line};
 pub use stalloc::stalloc_log;
+pub use survey::{PassedOver, survey};
 pub use verify::{VerifyTally, predictions, verify, verify_legend, verify_summary};
 
 use std::borrow::Cow;
 
 use crate::units::{GIB, MIB};
 pub use crate::units::{counted, grouped};
+
+/// `3 of 12 cells`
+pub fn share_of(done: u64, all: u64, noun: &str) -> String {
+    format!("{} of {}", grouped(done), counted(all, noun))
+}
+
+/// The line above what is known of work that was interrupted.
+pub fn partial(done: u64, all: u64, noun: &str, style: Style) -> String {
+    let text = format!("partial: interrupted after {}", share_of(done, all, noun));
+    style.paint(Tone::Bad, &text) + "\n"
+}
 
 /// How wide a text should be where its content allows.
 pub const WIDTH: usize = 80;
@@ -80,14 +96,23 @@ impl Style {
     }
 }
 
-/// Text from a file, without the control characters that could drive a terminal and the marks that
-/// turn the direction of writing.
+/// Text from a file, without the control characters that could drive a terminal, the marks that turn
+/// the direction of writing, and what nobody sees.
 pub fn printable(text: &str) -> Cow<'_, str> {
     let drives_terminal = |c: char| {
-        let turns = matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+        let is_turn = matches!(
+            c,
+            '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+        );
+        // Many scripts need the joiners, U+200C and U+200D.
+        let is_unseen = matches!(
+            c,
+            '\u{ad}' | '\u{200b}' | '\u{2028}' | '\u{2029}' | '\u{2060}'..='\u{2064}'
+                | '\u{e0000}'..='\u{e007f}'
+        );
         // No letters: a mark of byte order, and what stands for none.
         let is_mark = matches!(c, '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{fffe}' | '\u{ffff}');
-        c.is_control() || turns || is_mark
+        c.is_control() || is_turn || is_unseen || is_mark
     };
     if text.contains(drives_terminal) {
         Cow::Owned(text.replace(drives_terminal, ""))
@@ -227,7 +252,8 @@ mod tests {
     #[test]
     fn terminals_cannot_be_driven_by_text_from_files() {
         assert_eq!(printable("a\x1b[31mb\n\u{9b}c\u{202e}d"), "a[31mbcd");
-        assert!(matches!(printable("plain é"), Cow::Borrowed(_)));
+        assert_eq!(printable("a\u{200f}b\u{200b}c\u{e0041}d\u{2028}"), "abcd");
+        assert!(matches!(printable("plain é \u{200d}"), Cow::Borrowed(_)));
     }
 
     #[test]

@@ -26,6 +26,9 @@ pub fn plan(result: &PlanResult, style: Style) -> String {
         let span = Bytes(result.full_span_bytes);
         line("", format!("{above} without the {span} that live from first to last"));
     }
+    if result.partial {
+        line("partial", "interrupted: a longer search might find a lower packing".to_owned());
+    }
     let used = result.pools.iter().filter(|pool| pool.height_bytes > 0).count();
     if used > 1 {
         for (pool, packing) in result.pools.iter().enumerate() {
