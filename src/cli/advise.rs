@@ -8,6 +8,7 @@ use clap::ValueEnum;
 use super::Verdict;
 use super::console::Console;
 use super::input;
+use super::interrupt::{self, partial_path};
 use super::output;
 use super::progress::Progress;
 use super::setup::{self, ReadArgs, SetupArgs, parse_size};
@@ -19,7 +20,7 @@ use crate::import::ReadOptions;
 use crate::report::json;
 use crate::report::text::{self, Warning};
 use crate::trace::{Op, Trace};
-use crate::units::Bytes;
+use crate::units::{Bytes, counted};
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -36,7 +37,8 @@ those that helped; what is known to grow without bound is left out. Of settings 
 the best to half a percent the plainest is advised. Everything is replayed, nothing estimated: the \
 trace must stand for the job.
 
-Exit codes: 0 advised (also if nothing is better), 2 it could not be done.";
+Exit codes: 0 advised (also if nothing is better), 2 it could not be done, 130 interrupted: the \
+advice is then the best of what was tried, and marked partial.";
 
 /// What was typed.
 #[derive(Debug, clap::Args)]
@@ -111,6 +113,7 @@ pub(super) fn execute(args: Args, console: &Console) -> anyhow::Result<Verdict> 
     output::check_places(inputs, args.json.as_deref().into_iter())?;
     let options = RunOptions {
         capacity_bytes: args.capacity.map(|size| size.0),
+        stop: interrupt::stop(),
         ..args.setup.clone().options(&[])?
     };
     setup::tell_doubts(options.capacity_bytes, options.limit_bytes, console);
@@ -138,13 +141,26 @@ pub(super) fn execute(args: Args, console: &Console) -> anyhow::Result<Verdict> 
         .with_context(|| args.trace.display().to_string())?;
     drop(bar);
     let prepared = Prepared::new(trace, &options);
-    if let Some(path) = &args.json {
+    let json = args.json.as_ref();
+    let json = json.map(|path| if advice.partial { partial_path(path) } else { path.clone() });
+    if let Some(path) = &json {
         output::save_text(path, &json::advice(prepared.summary(), &advice)?, console)?;
     }
     let json_on_stdout = args.json.as_deref().is_some_and(input::is_stdio);
     if !quiet && !json_on_stdout {
         print(&args, trace, &options, &advice, console)?;
     }
+    if advice.partial {
+        let kept = json.filter(|path| !input::is_stdio(path));
+        let kept = kept.map_or_else(String::new, |path| format!(", kept in {}", path.display()));
+        console.note(&format!(
+            "fraglab: interrupted after {}: the advice is the best of those{kept}; the same command \
+             begins anew",
+            counted(advice.replays, "replay")
+        ));
+        return Ok(Verdict::Interrupted);
+    }
+    interrupt::remove_partial(inputs, args.json.as_deref())?;
     Ok(Verdict::Good)
 }
 

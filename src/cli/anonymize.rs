@@ -99,9 +99,9 @@ pub(super) fn execute(args: &Args, console: &Console) -> anyhow::Result<Verdict>
         imported.trace.header.name.clone_from(name);
     }
     if args.quiet {
-        convert::put_quietly(&imported.trace, &args.files.output, args.files.to)?;
+        convert::put_quietly(&imported.trace, &args.files.output, args.files.to, None)?;
     } else {
-        convert::put(&imported.trace, &args.files.output, args.files.to, console)?;
+        convert::put(&imported.trace, &args.files.output, args.files.to, None, console)?;
     }
     tell(args, &found, &imported.trace, console)?;
     Ok(Verdict::Good)

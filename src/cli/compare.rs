@@ -14,6 +14,7 @@ use rayon::prelude::*;
 use super::Verdict;
 use super::console::Console;
 use super::input;
+use super::interrupt::{self, Partial, partial_path};
 use super::output;
 use super::progress::Progress;
 use super::report_dir::{ReportArgs, ReportCell, ReportDir};
@@ -60,7 +61,9 @@ objects of `run --json`, with smallest_capacity {capacity_bytes, over_requested_
 over_requested, non_monotone, refused_bytes_max, probes, message} if it was looked for, and \
 waste_removed.
 
-Exit codes: 0 done, running out of memory is a result; 2 something could not be done.";
+Exit codes: 0 done, running out of memory is a result; 2 something could not be done; 130 \
+interrupted: the cells that were done until then are shown and kept as partial, in \
+results.partial.csv for results.csv.";
 
 const CAPACITY_HELP: &str = "\
 Devices, with commas: `auto`, or sizes as in 80GiB,40GiB
@@ -241,6 +244,12 @@ impl Outputs {
         Ok(())
     }
 
+    /// Sends the comparison to files beside those that were named.
+    fn keep_partial(&mut self) {
+        let file = self.file.as_mut().map(|(path, _)| path);
+        file.into_iter().chain(&mut self.json).for_each(|path| *path = partial_path(path));
+    }
+
     fn paths(&self) -> impl Iterator<Item = &Path> {
         let file = self.file.as_ref().map(|(path, _)| path);
         file.into_iter().chain(&self.json).map(PathBuf::as_path)
@@ -275,7 +284,7 @@ impl Plan {
         if by_default {
             specs = default_specs()?;
         }
-        let options = args.setup.options(&specs)?;
+        let options = RunOptions { stop: interrupt::stop(), ..args.setup.options(&specs)? };
         let mut capacities = args.capacity;
         let mut seen = Vec::new();
         capacities.retain(|capacity| {
@@ -349,6 +358,8 @@ struct TraceRows {
     report: Option<IndexEntry>,
     /// Cells that could not be done.
     errors: Vec<anyhow::Error>,
+    /// Cells that nobody asked for by name and that the trace has nothing for.
+    left_out: usize,
 }
 
 /// Runs every cell of every trace.
@@ -357,7 +368,7 @@ struct TraceRows {
 /// If the plan makes no sense or an output cannot be written. What goes wrong with one trace is
 /// told, and the others go on.
 pub(super) fn execute(args: Args, console: &Console) -> anyhow::Result<Verdict> {
-    let plan = Plan::new(args)?;
+    let mut plan = Plan::new(args)?;
     let mut capacities: Vec<u64> =
         plan.cells.iter().filter_map(|cell| cell.capacity_bytes).collect();
     capacities.dedup();
@@ -365,9 +376,14 @@ pub(super) fn execute(args: Args, console: &Console) -> anyhow::Result<Verdict> 
     let tell = |path: &Path, trace: &TraceRows| tell_problems(&plan, path, trace, console);
     let (mut traces, verdict) = setup::kept(&plan.traces, compare_all(&plan), tell, console);
     tell_apart(&mut traces);
-    if traces.iter().any(|(_, trace)| !trace.rows.is_empty()) {
+    let partial = (verdict == Verdict::Interrupted).then(|| partial(&plan, &traces));
+    if partial.is_some() {
+        plan.outputs.keep_partial();
+    }
+    let has_rows = traces.iter().any(|(_, trace)| !trace.rows.is_empty());
+    if has_rows {
         let traces: Vec<TraceRows> = traces.into_iter().map(|(_, trace)| trace).collect();
-        if let Some(dir) = &plan.report {
+        if let Some(dir) = plan.report.as_ref().filter(|_| partial.is_none()) {
             let named = |trace: &TraceRows| {
                 let name = trace.rows.first()?.result.trace.name.clone();
                 Some(IndexEntry { name, ..trace.report.clone()? })
@@ -375,9 +391,23 @@ pub(super) fn execute(args: Args, console: &Console) -> anyhow::Result<Verdict> 
             let entries = traces.iter().filter_map(named);
             dir.write_index(&entries.collect::<Vec<_>>())?;
         }
-        write_all(&plan.outputs, &traces, console)?;
+        write_all(&plan.outputs, &traces, partial, console)?;
+    }
+    if let Some(partial) = partial {
+        partial.tell(has_rows, plan.outputs.paths(), console);
+    } else if has_rows {
+        interrupt::remove_partial(&plan.traces, plan.outputs.paths())?;
     }
     Ok(verdict)
+}
+
+/// What was done before Ctrl-C.
+fn partial(plan: &Plan, traces: &[(&Path, TraceRows)]) -> Partial {
+    let is_done = |error: &&anyhow::Error| !interrupt::is_interrupt(error);
+    let done = traces.iter().map(|(_, trace)| {
+        trace.rows.len() + trace.left_out + trace.errors.iter().filter(is_done).count()
+    });
+    Partial { done: done.sum(), all: plan.traces.len() * plan.cells.len(), part: "cell" }
 }
 
 fn compare_all(plan: &Plan) -> Vec<anyhow::Result<TraceRows>> {
@@ -417,9 +447,11 @@ fn compare_one(
         progress.cells_done(1, format!("{}: {}", text::printable(&trace.header.name), cell.spec));
     });
     let mut rows = Vec::new();
-    let mut errors = Vec::new();
+    let mut errors: Vec<anyhow::Error> = Vec::new();
+    let mut left_out = 0;
     for cell in cells {
         if plan.by_default && matches!(cell, Err(RunError::Spec(SpecError::NoProfile { .. }))) {
+            left_out += 1;
             continue;
         }
         match cell.with_context(|| path.display().to_string()) {
@@ -428,7 +460,9 @@ fn compare_one(
         }
     }
     plan.order.sort(&mut rows);
-    let report = plan.report.as_ref().map(|dir| {
+    // A page of an earlier run is worth more than one that lacks allocators.
+    let report = plan.report.as_ref().filter(|_| !errors.iter().any(interrupt::is_interrupt));
+    let report = report.map(|dir| {
         let written = write_report(dir, plan, place, trace, &prepared, &rows);
         written.with_context(|| path.display().to_string())
     });
@@ -436,6 +470,7 @@ fn compare_one(
         rows,
         report: report.transpose()?.flatten(),
         errors,
+        left_out,
         recorded_refusal: trace.first_attempt(),
         share_is_bound: trace.header.history.share_is_bound(),
         settings: plan.options.settings.clone().or_else(|| trace.header.settings.clone()),
@@ -503,21 +538,29 @@ fn tell_apart(traces: &mut [(&Path, TraceRows)]) {
     }
 }
 
-fn write_all(outputs: &Outputs, traces: &[TraceRows], console: &Console) -> anyhow::Result<()> {
+fn write_all(
+    outputs: &Outputs,
+    traces: &[TraceRows],
+    partial: Option<Partial>,
+    console: &Console,
+) -> anyhow::Result<()> {
+    let text = |format, style| formatted(traces, format, partial.is_some(), style);
     if let Some((path, format)) = &outputs.file {
         output::save(path, |file| match format {
             Format::Parquet => {
                 Ok(table::write_comparison(&all_rows(traces), TableFormat::Parquet, file)?)
             }
-            _ => Ok(file.write_all(formatted(traces, *format, Style::default())?.as_bytes())?),
+            _ => Ok(file.write_all(text(*format, Style::default())?.as_bytes())?),
         })?;
     }
     if let Some(path) = &outputs.json {
-        let text = formatted(traces, Format::Json, Style::default())?;
-        output::save_text(path, &text, console)?;
+        output::save_text(path, &text(Format::Json, Style::default())?, console)?;
     }
     if let Some(format) = outputs.shown {
-        console.print(&formatted(traces, format, console.style())?)?;
+        if let (Some(partial), Format::Table) = (partial, format) {
+            console.print(&partial.heading(console))?;
+        }
+        console.print(&text(format, console.style())?)?;
     }
     Ok(())
 }
@@ -527,11 +570,16 @@ fn all_rows(traces: &[TraceRows]) -> Vec<&Compared> {
 }
 
 /// The comparison as text.
-fn formatted(traces: &[TraceRows], format: Format, style: Style) -> anyhow::Result<String> {
+fn formatted(
+    traces: &[TraceRows],
+    format: Format,
+    is_partial: bool,
+    style: Style,
+) -> anyhow::Result<String> {
     match format {
         Format::Table => Ok(tables(traces, style)),
         Format::Md => Ok(text::compare_markdown(&comparisons(traces))),
-        Format::Json => Ok(json::one_or_many(&all_rows(traces), false)?),
+        Format::Json => Ok(json::all_or_partial(&all_rows(traces), false, is_partial)?),
         Format::Csv | Format::Parquet => {
             let mut bytes = Vec::new();
             table::write_comparison(&all_rows(traces), TableFormat::Csv, &mut bytes)?;

@@ -7,6 +7,7 @@ use clap::ValueEnum;
 
 use super::input::ReadFailure;
 use crate::report::text::{Style, printable};
+use crate::trace::unwritten;
 
 /// When to colour: `auto` means on a terminal and without NO_COLOR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -47,8 +48,11 @@ impl Console {
     /// If it is closed or full.
     pub(super) fn print(&self, text: &str) -> io::Result<()> {
         let mut out = io::stdout().lock();
-        out.write_all(text.as_bytes())?;
-        out.flush()
+        let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+        written.map_err(|error| {
+            let kind = error.kind();
+            io::Error::new(kind, format!("standard output cannot be written: {}", unwritten(error)))
+        })
     }
 
     /// One line about what was done, on standard error.
@@ -89,7 +93,7 @@ pub(super) fn one_line(error: &anyhow::Error) -> String {
 const LINE_CHARS_MAX: usize = 1000;
 
 /// Nothing can be done about a closed standard error.
-fn complain(text: &str) {
+pub(super) fn complain(text: &str) {
     let shown = match text.char_indices().nth(LINE_CHARS_MAX) {
         Some((end, _)) => format!("{}… (cut)", &text[..end]),
         None => text.to_owned(),

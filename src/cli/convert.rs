@@ -1,6 +1,6 @@
 //! `fraglab convert`: a trace in another format.
 
-use std::io::{self, Write};
+use std::io::{self, Seek as _, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
@@ -13,7 +13,9 @@ use super::output;
 use super::progress::Progress;
 use crate::import::{StallocLogOptions, write_stalloc_log};
 use crate::report::text::counted;
-use crate::trace::{FileError, OutputFile, Trace, WriteTraceError, write_trace};
+use crate::trace::{
+    FileError, OutputFile, Trace, WriteTraceError, unwritten, write_trace_at_level, write_trace_to,
+};
 use crate::units::Bytes;
 
 const AFTER_HELP: &str = "\
@@ -111,11 +113,12 @@ pub(super) fn execute(args: &Args, console: &Console) -> anyhow::Result<Verdict>
     if let Some(strategies) = &args.strategies {
         imported.trace.header.strategies.clone_from(strategies);
     }
-    put(&imported.trace, &args.files.output, args.files.to, console)?;
+    put(&imported.trace, &args.files.output, args.files.to, None, console)?;
     Ok(Verdict::Good)
 }
 
-/// Writes a trace to a file or to standard output, and tells what was written.
+/// Writes a trace to a file or to standard output, at a level of Zstandard or at the default, and
+/// tells what was written.
 ///
 /// # Errors
 /// If it cannot be written; nothing is left half written.
@@ -123,9 +126,10 @@ pub(super) fn put(
     trace: &Trace,
     output: &Path,
     to: Option<Format>,
+    level: Option<i32>,
     console: &Console,
 ) -> anyhow::Result<()> {
-    let (warnings, written_bytes) = put_quietly(trace, output, to)?;
+    let (warnings, written_bytes) = put_quietly(trace, output, to, level)?;
     for warning in &warnings {
         console.warn(output, warning);
     }
@@ -144,10 +148,11 @@ pub(super) fn put_quietly(
     trace: &Trace,
     output: &Path,
     to: Option<Format>,
+    level: Option<i32>,
 ) -> anyhow::Result<(Vec<String>, Option<u64>)> {
     match to {
         Some(format) if is_stdio(output) => write_stdout(trace, format),
-        to => Ok((write(trace, output, to)?, input::size_on_disk(output))),
+        to => Ok((write(trace, output, to, level)?, input::size_on_disk(output))),
     }
 }
 
@@ -179,34 +184,50 @@ fn write(
     trace: &Trace,
     path: &Path,
     format: Option<Format>,
+    level: Option<i32>,
 ) -> Result<Vec<String>, WriteTraceError> {
     if format != Some(Format::Stalloc) {
-        return write_trace(trace, path);
+        return write_trace_at_level(trace, path, level);
     }
-    let mut file = OutputFile::create(path)?;
-    let warnings = write_stalloc_log(trace, StallocLogOptions::default(), &mut file)
-        .map_err(|source| FileError { path: path.display().to_string(), source })?;
+    let mut file = OutputFile::create_at_level(path, level)?;
+    let warnings = write_log(trace, path, &mut file)?;
     file.commit()?;
     Ok(warnings)
 }
 
-/// Writes to standard output by way of a temporary file: Parquet needs one, and nothing comes out
-/// if writing fails half way.
-fn write_stdout(trace: &Trace, format: Format) -> anyhow::Result<(Vec<String>, Option<u64>)> {
-    let folder = tempfile::tempdir().context("-: cannot make a temporary folder")?;
-    let path = folder.path().join(format.file_name());
-    let warnings = write(trace, &path, Some(format)).map_err(|error| {
-        // The user never chose the temporary file's name.
-        anyhow::Error::msg(error.to_string().replace(&*path.to_string_lossy(), "-"))
-    })?;
-    let written_bytes = copy_to_stdout(&path)?;
-    Ok((warnings, Some(written_bytes)))
+fn write_log(
+    trace: &Trace,
+    path: &Path,
+    writer: &mut impl Write,
+) -> Result<Vec<String>, WriteTraceError> {
+    let written = write_stalloc_log(trace, StallocLogOptions::default(), writer);
+    Ok(written.map_err(|source| FileError { path: path.display().to_string(), source })?)
 }
 
-fn copy_to_stdout(path: &Path) -> io::Result<u64> {
-    let mut file = std::fs::File::open(path)?;
-    let mut out = io::stdout().lock();
-    let copied = io::copy(&mut file, &mut out)?;
-    out.flush()?;
-    Ok(copied)
+/// Writes to standard output by way of a temporary file: nothing comes out if writing fails half
+/// way. The file has no name, so that it is gone however the program ends.
+fn write_stdout(trace: &Trace, format: Format) -> anyhow::Result<(Vec<String>, Option<u64>)> {
+    let of_temporary = || format!("-: a temporary file in {}", std::env::temp_dir().display());
+    let mut file = tempfile::tempfile().map_err(unwritten).with_context(of_temporary)?;
+    let name = Path::new(format.file_name());
+    let mut writer = io::BufWriter::new(&mut file);
+    let written = match format {
+        Format::Stalloc => write_log(trace, name, &mut writer),
+        _ => write_trace_to(trace, name, &mut writer),
+    };
+    let warnings = match written {
+        Ok(warnings) => warnings,
+        Err(WriteTraceError::File(error)) => {
+            return Err(unwritten(error.source)).with_context(of_temporary);
+        }
+        // The user never chose the name that says the format.
+        Err(error) => anyhow::bail!(error.to_string().replacen(format.file_name(), "-", 1)),
+    };
+    writer.flush().map_err(unwritten).with_context(of_temporary)?;
+    drop(writer);
+    file.rewind().with_context(of_temporary)?;
+    let mut stdout = OutputFile::create(Path::new("-"))?;
+    let written_bytes = io::copy(&mut file, &mut stdout).map_err(unwritten).context("-")?;
+    stdout.commit()?;
+    Ok((warnings, Some(written_bytes)))
 }

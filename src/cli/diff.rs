@@ -10,15 +10,15 @@ use serde_json::Value;
 use super::Verdict;
 use super::console::Console;
 use super::input::{self, is_stdio};
-use super::output;
 use super::setup::{SetupArgs, parse_size};
+use super::{limits, output};
 use crate::alloc::spec::AllocSpec;
 use crate::engine::RunOptions;
 use crate::experiment::diff::{
     DiffAt, DiffRequest, GroupBy, TraceDiff, diff_results, diff_traces, parse_results,
     usual_grouping,
 };
-use crate::import::{Imported, ReadOptions, open_input};
+use crate::import::{Imported, ReadOptions};
 use crate::report::{json, text};
 use crate::units::Bytes;
 
@@ -176,7 +176,7 @@ impl Plan {
             paths,
             spec,
             options,
-            reading: ReadOptions { gpu: args.gpu, ..ReadOptions::default() },
+            reading: ReadOptions { gpu: args.gpu, ..limits::read_options() },
             at: args.at,
             by,
             full: args.full,
@@ -266,13 +266,17 @@ fn compare(sides: [&Imported; 2], plan: &Plan) -> anyhow::Result<TraceDiff> {
     diff.with_context(|| format!("{} and {}", a.display(), b.display()))
 }
 
+/// Most bytes of results, unpacked: those of hundreds of thousands of replays.
+const RESULTS_BYTES_MAX: u64 = 1 << 30;
+
 /// Reads a trace, or results: JSON whose first key is `schema_version`.
 fn read(path: &Path, options: &ReadOptions) -> anyhow::Result<Side> {
     let shown = || path.display().to_string();
-    let mut input = open_input(path, options)?;
+    let mut input = input::open(path, options)?;
     let head = input.reader.fill_buf().with_context(shown)?;
     if begins_as_results(head) {
-        let text = input.read_to_string()?;
+        let expected = "results of fewer replays in a file";
+        let text = input::text_of(path, &mut input.reader, RESULTS_BYTES_MAX, expected)?;
         return Ok(Side::Results(parse_results(&text).with_context(shown)?));
     }
     Ok(Side::Trace(Box::new(input::read_opened(path, input, options)?)))

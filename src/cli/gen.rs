@@ -5,11 +5,13 @@ use std::path::{Path, PathBuf};
 use super::Verdict;
 use super::console::Console;
 use super::convert::{self, Format};
+use super::gen_ranks::{self, Fleet, RanksArgs};
 use super::input::is_stdio;
 use super::job::{JobArgs, read_job_file};
 use super::output;
 use super::progress::Progress;
 use crate::report::text;
+use crate::trace::Compression;
 use crate::workload::{Family, example_job, generate, write_job};
 
 const AFTER_HELP: &str = "\
@@ -22,10 +24,12 @@ Examples:
   fraglab gen job.toml -o - --to text --set train.steps=1 | less
   for z in 0 1 2 3; do fraglab gen job.toml -o z$z.json.zst --set strategy.zero=$z; done
   fraglab gen --example gpt3-8b | fraglab gen - -o tide.json.zst --with_mem_saving_com
+  fraglab gen job.toml --ranks 512 -o 'ranks/job.rank{rank}.json.zst'
+      a trace for each data-parallel rank, seeds by rank; --keep goes on after an interruption
   fraglab run --trace job.json.zst --alloc caching,expandable
 
 The description is TOML; traces/README.md has every key. --set and the options replace what it \
-says. The same description gives the same bytes everywhere.
+says. The same description gives the same bytes everywhere, on any number of threads.
 
 Sizes of a generated trace are those that the operations ask for, times are operations and bytes \
 over the rates of [hardware]: estimates, where a recording measured.
@@ -33,7 +37,7 @@ over the rates of [hardware]: estimates, where a recording measured.
 The name of the output says the format, as for `fraglab convert`: NAME.json (native, holds \
 everything), NAME.parquet, NAME.txt; with .gz or .zst behind it, compressed.
 
-Exit codes: 0 good, 2 it could not be done.";
+Exit codes: 0 good, 2 it could not be done, 130 interrupted.";
 
 /// Descriptions that ship, by name.
 const SHIPPED: [(&str, &str); 14] = [
@@ -73,7 +77,8 @@ pub(super) struct Args {
     #[arg(value_name = "SPEC.toml", required_unless_present_any = ["example", "list"])]
     spec: Option<PathBuf>,
 
-    /// The trace to write; its name says the format. `-` is standard output, with --to
+    /// The trace to write; its name says the format. `-` is standard output, with --to; with --ranks
+    /// the name has {rank}
     #[arg(long, short, value_name = "FILE")]
     #[arg(required_unless_present_any = ["example", "list", "resolve"])]
     output: Option<PathBuf>,
@@ -81,6 +86,19 @@ pub(super) struct Args {
     /// The format on standard output; `stalloc` also for a file
     #[arg(long, value_enum, value_name = "FORMAT", requires = "output")]
     to: Option<Format>,
+
+    #[command(flatten)]
+    ranks: RanksArgs,
+
+    /// Level of Zstandard for NAME.zst: 1 (fast) to 19 (small) [default: 19; with --ranks 1]
+    #[arg(long, value_name = "LEVEL", requires = "output")]
+    #[arg(value_parser = clap::value_parser!(i32).range(1..=19))]
+    level: Option<i32>,
+
+    /// Seed of everything that is drawn, as train.seed of the description
+    #[arg(long, value_name = "SEED")]
+    #[arg(value_parser = clap::value_parser!(u64).range(..=i64::MAX as u64))]
+    seed: Option<u64>,
 
     /// Print a description to begin with: bert, gpt, opt, llama, moe, or one that ships (--list)
     #[arg(long, value_name = "NAME", conflicts_with_all = ["spec", "list"])]
@@ -103,7 +121,8 @@ pub(super) struct Args {
 /// # Errors
 /// If the description is wrong, is of a job that is not modelled, or nothing can be written.
 pub(super) fn execute(args: &Args, console: &Console) -> anyhow::Result<Verdict> {
-    let beside = args.job.beside();
+    let mut beside = args.job.beside();
+    beside.extend(args.seed.map(|seed| ("train.seed".to_owned(), seed.to_string())));
     if args.list {
         let names: Vec<&str> = SHIPPED.iter().map(|(name, _)| *name).collect();
         console.print(&text::job_choices(&names, console.style()))?;
@@ -116,7 +135,7 @@ pub(super) fn execute(args: &Args, console: &Console) -> anyhow::Result<Verdict>
         output::save_text(output, &example(name)?, console)?;
     } else if let Some(spec) = &args.spec {
         match &args.output {
-            Some(output) if !args.resolve => write(args, spec, output, &beside, console)?,
+            Some(output) if !args.resolve => return write(args, spec, output, &beside, console),
             _ => console.print(&write_job(&read_job_file(spec, &beside)?))?,
         }
     }
@@ -129,19 +148,34 @@ fn write(
     output: &Path,
     beside: &[(String, String)],
     console: &Console,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<Verdict> {
     convert::check_format(output, args.to)?;
+    anyhow::ensure!(
+        args.level.is_none() || Compression::of_name(output) == Compression::Zstd,
+        "{}: --level is of Zstandard: expected a name that ends in .zst",
+        output.display()
+    );
     output::refuse_overwrite(std::slice::from_ref(spec), output)?;
     let job = read_job_file(spec, beside)?;
+    if let Some(count) = args.ranks.count() {
+        let fleet = Fleet { spec, job: &job, output, to: args.to, level: args.level };
+        return gen_ranks::execute(&fleet, &args.ranks, count, console);
+    }
+    anyhow::ensure!(
+        !output.to_string_lossy().contains(gen_ranks::PLACE),
+        "{}: {} is the number of a rank: say how many ranks there are, as in --ranks 8",
+        output.display(),
+        gen_ranks::PLACE
+    );
     let trace = {
         let _progress = Progress::spinner("generating");
         generate(&job).map_err(|error| anyhow::anyhow!("{}: {error}", spec.display()))?
     };
-    convert::put(&trace, output, args.to, console)?;
+    convert::put(&trace, output, args.to, args.level, console)?;
     if !is_stdio(output) {
         console.print(&text::generated(&job, &trace, console.style()))?;
     }
-    Ok(())
+    Ok(Verdict::Good)
 }
 
 /// A description to begin with.

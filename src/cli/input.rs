@@ -2,16 +2,20 @@
 
 use std::error::Error;
 use std::fmt;
-use std::io::{self, Cursor, Read as _};
+use std::fs::File;
+use std::io::{self, Cursor, Read};
 use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
 
 use crate::alloc::caching::ConfigError;
 use crate::experiment::DescriptionError;
 use crate::import::{
-    ImportError, Imported, MemoryText, MinimallocCsv, ReadOptions, open_input, read_input,
+    self, ImportError, Imported, MemoryText, MinimallocCsv, ReadOptions, read_input,
     read_minimalloc_csv, trace_name,
 };
 use crate::trace::{FileError, Input, TextError, TraceFormat};
+use crate::units::Bytes;
 use crate::workload::{JobError, Place};
 
 /// How much of a text is looked at to tell what else than a trace it may be.
@@ -38,8 +42,54 @@ pub(super) struct Files {
 /// # Errors
 /// One line that begins with the file name.
 pub(super) fn read(path: &Path, options: &ReadOptions) -> Result<Imported, ReadFailure> {
-    let input = open_input(path, options).map_err(|error| ReadFailure::new(path, &error.into()))?;
+    let input = open(path, options)?;
     read_opened(path, input, options)
+}
+
+/// Reads a whole text file that is no trace, `-` for standard input.
+///
+/// # Errors
+/// If it cannot be read, or is not UTF-8 or larger than `bytes_max`, and so hardly `expected`.
+pub(super) fn read_text(path: &Path, bytes_max: u64, expected: &str) -> anyhow::Result<String> {
+    if is_stdio(path) {
+        return text_of(path, &mut io::stdin().lock(), bytes_max, expected);
+    }
+    anyhow::ensure!(!path.is_dir(), "{}: is a folder: expected {expected}", path.display());
+    let mut file = File::open(path).with_context(|| path.display().to_string())?;
+    text_of(path, &mut file, bytes_max, expected)
+}
+
+/// As [`read_text`], from what is opened; `path` names it.
+///
+/// # Errors
+/// As [`read_text`].
+pub(super) fn text_of(
+    path: &Path,
+    reader: &mut dyn Read,
+    bytes_max: u64,
+    expected: &str,
+) -> anyhow::Result<String> {
+    let shown = path.display();
+    let mut bytes = Vec::new();
+    reader.take(bytes_max + 1).read_to_end(&mut bytes).with_context(|| shown.to_string())?;
+    anyhow::ensure!(
+        bytes.len() as u64 <= bytes_max,
+        "{shown}: has more than {}: expected {expected}",
+        Bytes(bytes_max)
+    );
+    String::from_utf8(bytes)
+        .map_err(|_| anyhow::anyhow!("{shown}: is no text in UTF-8: expected {expected}"))
+}
+
+/// Opens a trace, or what may be one, `-` for standard input.
+///
+/// # Errors
+/// One line that begins with the file name; of a folder, what to do with it.
+pub(super) fn open(path: &Path, options: &ReadOptions) -> Result<Input, ReadFailure> {
+    if !is_stdio(path) && path.is_dir() {
+        return Err(ReadFailure::of_folder(path));
+    }
+    import::open_input(path, options).map_err(|error| ReadFailure::new(path, &error.into()))
 }
 
 /// Reads a trace from what is opened; `path` names it.
@@ -113,7 +163,7 @@ pub(super) enum Plannable {
 /// One line that begins with the file name.
 pub(super) fn read_plannable(path: &Path, options: &ReadOptions) -> Result<Plannable, ReadFailure> {
     let wrong = |error: ImportError| ReadFailure::new(path, &error);
-    let input = open_input(path, options).map_err(|error| wrong(error.into()))?;
+    let input = open(path, options)?;
     if input.format().ok() == Some(TraceFormat::MinimallocCsv) {
         let csv = read_minimalloc_csv(input.reader).map_err(|source| {
             wrong(ImportError::Minimalloc { file: path.display().to_string(), source })
@@ -136,6 +186,16 @@ impl ReadFailure {
     fn new(path: &Path, error: &ImportError) -> ReadFailure {
         let excerpt = text_error(error).map(TextError::excerpt);
         ReadFailure { message: located(path, error), excerpt }
+    }
+
+    /// A folder where a trace was expected.
+    pub(super) fn of_folder(path: &Path) -> ReadFailure {
+        let folder = path.display();
+        let message = format!(
+            "{folder}: is a folder, expected a trace: `fraglab info --all {folder}` looks at all \
+             traces in it"
+        );
+        ReadFailure { message, excerpt: None }
     }
 
     /// A text about memory where a trace was expected.

@@ -1,18 +1,18 @@
 //! What `gen` and its neighbours ask alike: the description of a job, and what replaces its keys.
 
-use std::fs::File;
-use std::io::{self, Read};
 use std::path::Path;
 
-use anyhow::Context as _;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
-use super::input::{ReadFailure, is_stdio};
+use super::input::{ReadFailure, read_text};
+use super::limits::limits;
 use crate::workload::options::{OPTIONS, OptionInfo, OptionKind};
-use crate::workload::{Job, read_job};
+use crate::workload::{Job, read_job_within};
 
 /// Largest description in bytes: what is larger is some other file.
 const DESCRIPTION_BYTES_MAX: u64 = 4 << 20;
+/// What stands in such a file.
+const EXPECTED: &str = "the description of a job: TOML, as `fraglab gen --example llama` prints it";
 
 /// Keys that replace those of a description.
 #[derive(Debug, Default, clap::Args)]
@@ -101,25 +101,7 @@ impl clap::FromArgMatches for OptionFlags {
 /// # Errors
 /// One line that begins with the file name, and the place if the description is wrong.
 pub(super) fn read_job_file(path: &Path, beside: &[(String, String)]) -> anyhow::Result<Job> {
-    let text = description(path)?;
-    read_job(&text, beside).map_err(|error| ReadFailure::of_job(path, &error).into())
-}
-
-fn description(path: &Path) -> anyhow::Result<String> {
-    let name = || path.display().to_string();
-    let mut input: Box<dyn Read> = if is_stdio(path) {
-        Box::new(io::stdin().lock())
-    } else {
-        Box::new(File::open(path).with_context(name)?)
-    };
-    let mut bytes = Vec::new();
-    input.by_ref().take(DESCRIPTION_BYTES_MAX + 1).read_to_end(&mut bytes).with_context(name)?;
-    let text = Some(bytes).filter(|bytes| bytes.len() as u64 <= DESCRIPTION_BYTES_MAX);
-    text.and_then(|bytes| String::from_utf8(bytes).ok()).with_context(|| {
-        format!(
-            "{}: is not the description of a job: expected TOML, as `fraglab gen --example llama` \
-             prints it",
-            path.display()
-        )
-    })
+    let text = read_text(path, DESCRIPTION_BYTES_MAX, EXPECTED)?;
+    read_job_within(&text, beside, &limits())
+        .map_err(|error| ReadFailure::of_job(path, &error).into())
 }

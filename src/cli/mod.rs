@@ -14,6 +14,8 @@
 //! 0: good. 1: the answer is "no" (`Verdict::No`). 2: it could not be done, which wins over 1.
 //! Every error is one line on standard error, `fraglab: FILE: message`; an error in a text trace or
 //! a settings string is followed by the line it stands in and a caret. A closed pipe is no error.
+//! 130: interrupted by Ctrl-C or SIGTERM, which a script must not take for an answer, even where
+//! part of one is kept. `interrupt` tells what then becomes of results and files.
 
 mod advise;
 mod anonymize;
@@ -26,13 +28,18 @@ mod diff;
 mod expectations;
 mod experiment;
 mod explain;
+mod folders;
 mod r#gen;
+mod gen_ranks;
 mod hardware;
 mod info;
 mod input;
+mod interrupt;
 mod job;
+mod limits;
 mod lint_conf;
 mod list;
+mod merge_ranks;
 mod named;
 mod output;
 mod plan;
@@ -78,12 +85,16 @@ Examples:
       the trace of a job that nobody has run yet
   fraglab info snapshot.pickle
       what is in a file
+  fraglab info --all ranks/
+      a table of every trace in a folder, and which of them are alike
   fraglab python > fraglab_torch.py
       the file that a PyTorch job imports to record itself
   fraglab lint-conf max_split_size_mb:128,expandable_segments:True
       what a PYTORCH_CUDA_ALLOC_CONF string does, and its traps
 
-Exit codes: 0 good, 1 the answer is \"no\" (out of memory, a mismatch), 2 it could not be done.";
+Exit codes: 0 good, 1 the answer is \"no\" (out of memory, a mismatch), 2 it could not be done, 130 \
+interrupted by Ctrl-C or SIGTERM: commands that take long then keep what is done, marked as partial, \
+in files of their own (results.partial.json for results.json); Ctrl-C again ends at once.";
 
 /// Replays recorded LLM jobs through interchangeable GPU memory allocators and says how much memory
 /// each would have reserved, where the fragmentation comes from and what it costs in time.
@@ -103,6 +114,9 @@ struct Cli {
     #[arg(long, global = true, value_name = "N", help_heading = "Global options")]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
+
+    #[command(flatten)]
+    limits: limits::Args,
 
     #[command(subcommand)]
     command: Command,
@@ -138,6 +152,8 @@ enum Command {
     Gen(r#gen::Args),
     /// Write a trace in another format
     Convert(convert::Args),
+    /// Make one trace of several that share a device: ranks of a node, models on one GPU
+    MergeRanks(merge_ranks::Args),
     /// Write a trace without what tells whose it is, to attach it to a public issue
     Anonymize(anonymize::Args),
     /// Measure what device calls cost on a GPU, as a profile; or show a profile
@@ -157,6 +173,8 @@ enum Verdict {
     No,
     /// Something could not be done; the errors are already told.
     Failed,
+    /// Ctrl-C came before all was done; what is missing is already told.
+    Interrupted,
 }
 
 impl From<Verdict> for ExitCode {
@@ -165,6 +183,7 @@ impl From<Verdict> for ExitCode {
             Verdict::Good => 0,
             Verdict::No => 1,
             Verdict::Failed => 2,
+            Verdict::Interrupted => interrupt::EXIT_CODE,
         })
     }
 }
@@ -173,9 +192,21 @@ impl From<Verdict> for ExitCode {
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
     let console = Console::new(cli.color);
+    if let Err(error) = interrupt::watch() {
+        console.note(&format!("fraglab: warning: Ctrl-C will end the program at once: {error}"));
+    }
     match execute(cli, &console) {
         Ok(verdict) => verdict.into(),
+        // Ctrl-C ends a whole pipe, its readers first.
+        Err(error) if interrupt::is_asked() && console::is_closed_pipe(&error) => {
+            Verdict::Interrupted.into()
+        }
         Err(error) if console::is_closed_pipe(&error) => Verdict::Good.into(),
+        Err(error) if interrupt::is_interrupt(&error) => {
+            interrupt::tell_how_far(&error, &console);
+            console.note("fraglab: interrupted: nothing is kept");
+            Verdict::Interrupted.into()
+        }
         Err(error) => {
             console.error(&error);
             Verdict::Failed.into()
@@ -190,6 +221,7 @@ fn execute(cli: Cli, console: &Console) -> anyhow::Result<Verdict> {
             .build_global()
             .context("cannot start the threads")?;
     }
+    limits::hold(&cli.limits, *console).context("cannot watch the memory")?;
     match cli.command {
         Command::Run(args) => run::execute(args, console),
         Command::Compare(args) => compare::execute(args, console),
@@ -203,6 +235,7 @@ fn execute(cli: Cli, console: &Console) -> anyhow::Result<Verdict> {
         Command::Explain(args) => explain::execute(&args, console),
         Command::Gen(args) => r#gen::execute(&args, console),
         Command::Convert(args) => convert::execute(&args, console),
+        Command::MergeRanks(args) => merge_ranks::execute(&args, console),
         Command::Experiment(args) => experiment::execute(&args, console),
         Command::Anonymize(args) => anonymize::execute(&args, console),
         Command::Python(args) => python::execute(&args, console),

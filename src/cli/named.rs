@@ -12,12 +12,14 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 
-use super::input;
+use super::{input, limits};
 use crate::alloc::planned::{self, PlanFiles};
 use crate::alloc::spec::AllocSpec;
 use crate::engine::RunOptions;
-use crate::import::ReadOptions;
 use crate::plan::stalloc::files::{PlanFile, SpareFile};
+
+/// Largest plan in bytes: tens of millions of requests.
+const PLAN_BYTES_MAX: u64 = 1 << 30;
 
 /// Reads what the specifications name into the options.
 ///
@@ -29,7 +31,7 @@ pub(super) fn read(specs: &[AllocSpec], options: &mut RunOptions) -> anyhow::Res
             let named = || format!("{spec}");
             match key {
                 "trace" if !options.profiles.contains_key(name) => {
-                    let trace = input::read(Path::new(name), &ReadOptions::default());
+                    let trace = input::read(Path::new(name), &limits::read_options());
                     let trace = trace.with_context(named)?.trace;
                     options.profiles.insert(name.to_owned(), Arc::new(trace));
                 }
@@ -80,5 +82,5 @@ fn spare_file(plan: &Path, kind: &str) -> anyhow::Result<SpareFile> {
 }
 
 fn text(file: &Path) -> anyhow::Result<String> {
-    std::fs::read_to_string(file).with_context(|| file.display().to_string())
+    input::read_text(file, PLAN_BYTES_MAX, "a plan of STAlloc")
 }

@@ -9,13 +9,14 @@ use clap::ValueEnum;
 use super::Verdict;
 use super::console::Console;
 use super::input::{self, is_stdio};
+use super::interrupt::{self, Partial, partial_path};
 use super::output;
 use super::progress::Progress;
-use super::setup::parse_size;
+use super::setup::{parse_size, parse_time};
 use crate::alloc::planned::synthesis::{StallocPlanner, SynthesisOptions, synthesize};
 use crate::engine::{
-    self, PlanSource, Planned, StallocHints, StallocWay, StreamRule, lifetimes, plan_as_stalloc,
-    problem_from_minimalloc, stalloc_hints,
+    self, PlanResult, PlanSource, Planned, StallocHints, StallocWay, StreamRule, lifetimes,
+    plan_as_stalloc, problem_from_minimalloc, stalloc_hints,
 };
 use crate::import::{Imported, MinimallocCsv, ReadOptions, write_minimalloc_csv};
 use crate::plan::synthetic::{self, Shape};
@@ -55,7 +56,11 @@ each other; apart gives each stream a pool of its own.
 MiniMalloc's CSV has columns id,lower,upper,size[,alignment,hint,gaps,offset]; a number in offset is \
 the only place that buffer may have. It is told by its first line.
 
-Exit codes: 0 packed, 1 it does not fit into --capacity, 2 something could not be done.";
+Ctrl-C ends a search as --time does: what was found so far is a valid packing. It is shown and \
+marked `partial`, and written beside what was asked for, into plan.partial.json for plan.json.
+
+Exit codes: 0 packed, 1 it does not fit into --capacity, 2 something could not be done, 130 \
+interrupted.";
 
 /// What was typed.
 #[derive(Debug, clap::Args)]
@@ -184,11 +189,6 @@ enum Format {
     Csv,
     /// A folder with STAlloc's plan and interval files, made from the trace's steps
     Stalloc,
-}
-
-fn parse_time(text: &str) -> Result<Duration, String> {
-    let time = humantime::parse_duration(text);
-    time.map_err(|_| format!("{text:?} is no time: expected a number and a unit, as in 500ms, 10s"))
 }
 
 /// A count, with an exponent if one likes: `1e9`.
@@ -320,11 +320,12 @@ pub(super) fn execute(args: Args, console: &Console) -> anyhow::Result<Verdict> 
     let progress = Progress::over_cells(&args.inputs, args.inputs.len(), args.quiet);
     let mut verdict = Verdict::Good;
     let mut results = Vec::new();
-    let mut unreadable = 0;
+    let mut unreadable: usize = 0;
     for job in jobs(&args, &progress, console) {
         let planned = job.and_then(|mut job| Ok((plan_one(&args, &mut job)?, job)));
         let (planned, job) = match planned {
             Ok(planned) => planned,
+            Err(error) if interrupt::is_interrupt(&error) => break,
             Err(error) => {
                 console.error(&error);
                 verdict = Verdict::Failed;
@@ -353,17 +354,53 @@ pub(super) fn execute(args: Args, console: &Console) -> anyhow::Result<Verdict> 
         }
         progress.cells_done(1, planned.result.source.name.clone());
         results.push(planned.result);
+        if interrupt::is_asked() {
+            break;
+        }
     }
     drop(progress);
+    let whole = results.iter().filter(|result| !result.partial).count();
+    let all = args.inputs.len().max(1);
+    let is_partial = interrupt::is_asked() && whole + unreadable < all;
+    let partial = is_partial.then_some(Partial { done: whole + unreadable, all, part: "problem" });
+    if is_partial {
+        results.iter_mut().for_each(|result| result.partial = true);
+        verdict = Verdict::Interrupted;
+    }
     if talks && many {
-        console.print(&text::plans(&results, unreadable, console.style()))?;
+        if let Some(partial) = partial {
+            console.print(&partial.heading(console))?;
+        }
+        console.print(&text::plans(&results, unreadable as u64, console.style()))?;
     }
     // With nothing to say of the one input that was asked for, nothing is written.
     let silent = !many && results.is_empty();
-    if let Some(path) = args.json.as_ref().filter(|_| !silent) {
+    let json = args.json.as_ref().filter(|_| !silent);
+    let json = json.map(|path| if is_partial { partial_path(path) } else { path.clone() });
+    if let Some(path) = &json {
         output::save_text(path, &json::one_or_many(&results, !many)?, console)?;
     }
+    if let Some(partial) = partial {
+        tell_partial(&args, partial, &results, json.as_deref(), console);
+    } else if !silent {
+        let files = [&args.output, &args.figure, &args.json].into_iter().flatten();
+        interrupt::remove_partial(&args.inputs, files.map(PathBuf::as_path))?;
+    }
     Ok(verdict)
+}
+
+/// Tells what became of work that was interrupted.
+fn tell_partial(
+    args: &Args,
+    partial: Partial,
+    results: &[PlanResult],
+    json: Option<&Path>,
+    console: &Console,
+) {
+    let files = [&args.output, &args.figure].map(|path| path.as_deref().map(partial_path));
+    // What does not fit, and what STAlloc reads, was told not to be written.
+    let written = files.iter().flatten().filter(|path| path.is_file()).map(PathBuf::as_path);
+    partial.tell(!results.is_empty(), written.chain(json), console);
 }
 
 /// The problems asked for, read one at a time.
@@ -418,6 +455,7 @@ fn plan_one(args: &Args, job: &mut Job) -> anyhow::Result<Planned> {
         work_units: args.work,
         seed: args.seed,
         threads: rayon::current_num_threads(),
+        stop: interrupt::stop(),
     };
     let mut planned = match args.planner {
         PlannerName::Best | PlannerName::GreedyBySize => job.plan(&options)?,
@@ -432,12 +470,19 @@ fn plan_one(args: &Args, job: &mut Job) -> anyhow::Result<Planned> {
 
 fn write_files(args: &Args, job: &Job, planned: &Planned, console: &Console) -> anyhow::Result<()> {
     let fits = planned.result.capacity.as_ref().is_none_or(|answer| answer.fits);
+    let place = |path: &PathBuf| match planned.result.partial {
+        true => partial_path(path),
+        false => path.clone(),
+    };
     match &args.output {
-        Some(path) if fits => write_offsets(args, path, job, planned)?,
+        Some(path) if planned.result.partial && args.format == Some(Format::Stalloc) => {
+            console.warn(path, "not written: interrupted");
+        }
+        Some(path) if fits => write_offsets(args, (path, &place(path)), job, planned)?,
         Some(path) => console.warn(path, "not written: the packing does not fit"),
         None => {}
     }
-    if let Some(path) = &args.figure {
+    if let Some(path) = &args.figure.as_ref().map(place) {
         let labels = PackingLabels {
             title: format!("{}, {} buffers", job.source.name, planned.result.buffers),
             tick: job.source.tick.to_owned(),
@@ -480,9 +525,15 @@ fn write_stalloc(args: &Args, folder: &Path, job: &Job) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn write_offsets(args: &Args, path: &Path, job: &Job, planned: &Planned) -> anyhow::Result<()> {
+/// Writes what was asked for under a name to a place.
+fn write_offsets(
+    args: &Args,
+    (name, path): (&Path, &Path),
+    job: &Job,
+    planned: &Planned,
+) -> anyhow::Result<()> {
     let offsets = &planned.packing.offsets_bytes;
-    match args.output_format(path)? {
+    match args.output_format(name)? {
         Format::Json => output::save(path, |file| {
             let names = match &job.names {
                 Names::Rows(csv) => csv.rows.iter().map(|row| row.id.as_str()).collect(),

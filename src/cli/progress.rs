@@ -8,6 +8,7 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 
 use super::input::size_on_disk;
+use super::{interrupt, limits};
 use crate::import::ReadOptions;
 use crate::units::Bytes;
 
@@ -33,9 +34,24 @@ impl Progress {
         Progress::new(files, cells, "cells", quiet)
     }
 
+    /// A bar over the cells of an experiment, with the time that is left; it names the newest.
+    pub(super) fn over_experiment(cells: usize, quiet: bool) -> Progress {
+        let progress = Progress::new(&[], cells, "cells", quiet);
+        let template = "{bar:30} {pos}/{len} cells done, {elapsed}, about {eta} left {msg}";
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            progress.bar.set_style(style);
+        }
+        progress
+    }
+
     /// A bar over replays, the number of which may rise while they go on.
     pub(super) fn over_replays(quiet: bool) -> Progress {
         Progress::new(&[], 0, "replays", quiet)
+    }
+
+    /// A bar over traces that are made.
+    pub(super) fn over_traces(count: usize) -> Progress {
+        Progress::new(&[], count, "traces", false)
     }
 
     /// A bar over the events of replays that take as long as a real GPU does.
@@ -89,7 +105,7 @@ impl Progress {
     /// How to read these files so that the bar moves while one is read.
     pub(super) fn read_options(&self, gpu: Option<u32>) -> ReadOptions {
         let counter = (!self.bar.is_hidden()).then(|| Arc::clone(&self.read_bytes));
-        ReadOptions { gpu, progress: counter, limit_is_told: false }
+        ReadOptions { gpu, progress: counter, stop: interrupt::wish(), ..limits::read_options() }
     }
 
     /// One file is done.

@@ -14,6 +14,7 @@ use super::console::Console;
 use super::expectations::{ExpectReport, Expected, place};
 use super::hardware::{CudaCard, GpuPlan, HardwareArgs};
 use super::input;
+use super::interrupt::{self, Partial, partial_path};
 use super::output;
 use super::progress::Progress;
 use super::report_dir::{ReportArgs, ReportCell, ReportDir};
@@ -53,7 +54,8 @@ stream or pool (free, but not for this request), hard (free, in a segment with a
 stepN.* to that of the next step, and how much that is of the recorded time.
 
 Exit codes: 0 good, 1 some allocator ran out of memory, an expectation failed, or a block on a GPU \
-did not hold what was written there, 2 something could not be done.";
+did not hold what was written there, 2 something could not be done, 130 interrupted: the cells that \
+were done until then are shown and kept as partial, in results.partial.json for results.json.";
 
 const CHECK_EXPECT_HELP: &str = "\
 Check the `expect` lines of the traces
@@ -221,6 +223,7 @@ impl Plan {
             stop_on_oom: args.stop_on_oom,
             paranoid: args.paranoid,
             address_seeds: args.address_seeds.unwrap_or(0),
+            stop: interrupt::stop(),
             ..args.setup.options(&specs)?
         };
         let plan = Plan {
@@ -263,6 +266,19 @@ impl Plan {
         let Observe { envelope, steps, map_blocks, .. } = ReportDir::observe(cells);
         let envelope = self.observe.envelope.or(envelope);
         Observe { envelope, steps, map_blocks, ..self.observe }
+    }
+
+    /// Sends results to files beside those that were named.
+    fn keep_partial(&mut self) {
+        let tables = [&mut self.decisions, &mut self.timeline].into_iter().flatten();
+        let paths = tables.map(|table| &mut table.path).chain(&mut self.json);
+        paths.for_each(|path| *path = partial_path(path));
+    }
+
+    /// The files of results, the report not among them.
+    fn files(&self) -> impl Iterator<Item = &Path> {
+        let tables = [&self.decisions, &self.timeline].into_iter().flatten();
+        self.json.iter().chain(tables.map(|table| &table.path)).map(PathBuf::as_path)
     }
 
     /// Whether nothing is asked to be other than it was recorded.
@@ -326,6 +342,11 @@ impl Cell {
     fn result(&self) -> Option<&RunResult> {
         self.outcome.as_ref().ok().map(|observed| &observed.result)
     }
+
+    /// Whether Ctrl-C came before it was done.
+    fn is_cut(&self) -> bool {
+        self.outcome.as_ref().is_err_and(interrupt::is_interrupt)
+    }
 }
 
 impl TraceRun {
@@ -336,6 +357,10 @@ impl TraceRun {
     fn results(&self) -> Vec<&RunResult> {
         self.cells.iter().filter_map(Cell::result).collect()
     }
+
+    fn is_cut(&self) -> bool {
+        self.cells.iter().any(Cell::is_cut)
+    }
 }
 
 /// Replays every trace through every allocator.
@@ -345,19 +370,27 @@ impl TraceRun {
 /// told, and the others go on.
 pub(super) fn execute(args: Args, console: &Console) -> anyhow::Result<Verdict> {
     let gpu = args.hardware.open(&args.setup, args.address_seeds.is_some())?;
-    let plan = Plan::new(args, gpu.is_some())?;
+    let mut plan = Plan::new(args, gpu.is_some())?;
     setup::tell_doubts(plan.options.capacity_bytes, plan.options.limit_bytes, console);
     let tell = |path: &Path, run: &TraceRun| tell_problems(&plan, path, run, console);
     let replayed = match &gpu {
         None => replay_all(&plan),
         Some(gpu) => replay_all_on(&plan, gpu, console),
     };
-    let (mut runs, mut verdict) = setup::kept(&plan.traces, replayed, tell, console);
+    let paths = plan.traces.clone();
+    let (mut runs, mut verdict) = setup::kept(&paths, replayed, tell, console);
     let single = plan.traces.len() == 1 && runs.iter().all(|(_, run)| run.cells.len() == 1);
     tell_apart(&mut runs);
-    write_files(&plan, &runs, single, console)?;
+    let partial = (verdict == Verdict::Interrupted).then(|| partial(&plan, &runs));
+    if partial.is_some() {
+        plan.keep_partial();
+    }
+    write_files(&plan, &runs, single, partial.is_some(), console)?;
     let json_on_stdout = plan.json.as_deref().is_some_and(input::is_stdio);
     if !plan.quiet && !json_on_stdout {
+        if let Some(partial) = partial.filter(|partial| partial.done > 0) {
+            console.print(&partial.heading(console))?;
+        }
         match plan.log_style {
             None => print_tables(&runs, console)?,
             Some(LogStyle::Stalloc) => print_stalloc_log(&runs, plan.gpu, console)?,
@@ -370,7 +403,25 @@ pub(super) fn execute(args: Args, console: &Console) -> anyhow::Result<Verdict> 
     } else if results(&runs).any(|result| result.outcome.status == Status::Oom) {
         verdict = verdict.max(Verdict::No);
     }
+    let has_results = results(&runs).next().is_some();
+    if let Some(partial) = partial {
+        partial.tell(has_results, plan.files(), console);
+    } else if has_results {
+        interrupt::remove_partial(&paths, plan.files())?;
+    }
     Ok(verdict)
+}
+
+/// What was done before Ctrl-C. How many allocators the expectations of a trace name shows only
+/// when it is read, so that traces are counted there.
+fn partial(plan: &Plan, runs: &[(&Path, TraceRun)]) -> Partial {
+    if plan.check_expect {
+        let done = runs.iter().filter(|(_, run)| !run.is_cut()).count();
+        return Partial { done, all: plan.traces.len(), part: "trace" };
+    }
+    let cells = runs.iter().flat_map(|(_, run)| &run.cells);
+    let done = cells.filter(|cell| !cell.is_cut()).count();
+    Partial { done, all: plan.traces.len() * plan.specs.len(), part: "cell" }
 }
 
 /// Calls traces of one name by their paths.
@@ -493,7 +544,9 @@ fn replay(
     let specs = plan.specs_for(path, trace)?;
     let observe = plan.observe(specs.len());
     let cells = run_cells(trace, path, specs, observe);
-    let report = plan.report.as_ref().map(|dir| write_report(dir, plan, place, trace, &cells));
+    // A page of an earlier run is worth more than one that lacks allocators.
+    let report = plan.report.as_ref().filter(|_| !cells.iter().any(Cell::is_cut));
+    let report = report.map(|dir| write_report(dir, plan, place, trace, &cells));
     Ok(TraceRun {
         cells,
         report: report.transpose()?.flatten(),
@@ -553,6 +606,7 @@ fn write_files(
     plan: &Plan,
     runs: &[(&Path, TraceRun)],
     single: bool,
+    is_partial: bool,
     console: &Console,
 ) -> anyhow::Result<()> {
     if results(runs).next().is_none() {
@@ -579,7 +633,7 @@ fn write_files(
             Ok(table::write_timeline(&parts, !single, file.format, writer)?)
         })?;
     }
-    if let Some(dir) = &plan.report {
+    if let Some(dir) = plan.report.as_ref().filter(|_| !is_partial) {
         let named = |run: &TraceRun| {
             Some(IndexEntry { name: run.name().to_owned(), ..run.report.clone()? })
         };
@@ -588,7 +642,8 @@ fn write_files(
     }
     if let Some(path) = &plan.json {
         let results: Vec<&RunResult> = results(runs).collect();
-        output::save_text(path, &json::one_or_many(&results, single)?, console)?;
+        let text = json::all_or_partial(&results, single, is_partial)?;
+        output::save_text(path, &text, console)?;
     }
     Ok(())
 }

@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::ValueEnum;
 
 use super::Verdict;
 use super::console::Console;
-use super::{input, named};
+use super::{input, interrupt, named};
 use crate::alloc::registry::{self, Visitor};
 use crate::alloc::spec::{AllocSpec, Params, SpecError};
 use crate::alloc::{Allocator, BuildInputs};
@@ -233,6 +234,18 @@ impl Visitor for Buildable {
     fn visit<A: Allocator + Send + 'static>(self, _allocator: A) {}
 }
 
+/// A stretch of time, for clap.
+///
+/// # Errors
+/// What was expected.
+pub(super) fn parse_time(text: &str) -> Result<Duration, String> {
+    let time = humantime::parse_duration(text);
+    time.map_err(|_| format!("{text:?} is no time: expected a number and a unit, as in 500ms, 10s"))
+}
+
+/// Largest profile in bytes: what is larger is some other file.
+const PROFILE_BYTES_MAX: u64 = 16 << 20;
+
 /// A profile that ships, or one from a file.
 ///
 /// # Errors
@@ -241,7 +254,8 @@ pub(super) fn profile(name: &str) -> anyhow::Result<CostProfile> {
     if !name.ends_with(".json") {
         return Ok(CostProfile::shipped(name)?);
     }
-    let text = std::fs::read_to_string(name).context(name.to_owned())?;
+    let expected = "a profile, as `fraglab calibrate` writes it";
+    let text = input::read_text(Path::new(name), PROFILE_BYTES_MAX, expected)?;
     CostProfile::from_json(&text).context(name.to_owned())
 }
 
@@ -264,8 +278,8 @@ pub(super) fn tell_doubts(
     }
 }
 
-/// Keeps the traces that could be read, with their paths, and tells why others could not. `tell`
-/// tells what went wrong with one that is kept.
+/// Keeps the traces that could be read, with their paths, and tells why others could not, unless it
+/// was Ctrl-C. `tell` tells what went wrong with one that is kept.
 pub(super) fn kept<'p, T>(
     paths: &'p [PathBuf],
     read: Vec<anyhow::Result<T>>,
@@ -280,9 +294,10 @@ pub(super) fn kept<'p, T>(
                 verdict = verdict.max(tell(path, &trace));
                 traces.push((path.as_path(), trace));
             }
+            Err(error) if interrupt::is_interrupt(&error) => verdict = Verdict::Interrupted,
             Err(error) => {
                 console.error(&error);
-                verdict = Verdict::Failed;
+                verdict = verdict.max(Verdict::Failed);
             }
         }
     }
@@ -303,6 +318,10 @@ pub(super) fn tell_cell(
             console.error(&anyhow::anyhow!("{}: {allocator}: {message}", path.display()));
         }
         Ok(_) => return Verdict::Good,
+        Err(error) if interrupt::is_interrupt(error) => {
+            interrupt::tell_how_far(error, console);
+            return Verdict::Interrupted;
+        }
         Err(error) => console.error(error),
     }
     Verdict::Failed

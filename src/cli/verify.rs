@@ -3,10 +3,12 @@
 use std::path::Path;
 
 use rayon::prelude::*;
+use serde::Serialize;
 
 use super::Verdict;
 use super::console::Console;
 use super::input::{self, Files};
+use super::interrupt::{self, Partial};
 use super::progress::Progress;
 use crate::device::CostProfile;
 use crate::engine::{self, PredictError, PredictResult, RunOptions, VerifyResult};
@@ -34,7 +36,8 @@ history_share (0 to 1), first_difference {event_index, expected, got}, possible_
 not_compared, taken_from_recording.
 
 Exit codes: 0 every file is reproduced exactly (with --predict: in its segment events), 1 some \
-file differs, 2 some file could not be read or compared (the others are verified all the same).";
+file differs, 2 some file could not be read or compared (the others are verified all the same), 130 \
+interrupted: what was verified until then is shown as partial.";
 
 const PREDICT_HELP: &str = "\
 Predict from the program's acts alone: no addresses and no refusals from the recording
@@ -85,6 +88,7 @@ pub(super) fn execute(args: &Args, console: &Console) -> anyhow::Result<Verdict>
     let mut verdict = Verdict::Good;
     let mut tally = VerifyTally::default();
     let mut results = Vec::new();
+    let mut cut = 0;
     for (path, verified) in args.files.traces.iter().zip(for_each_file(args, verify)) {
         match verified {
             Ok(Verified { result, warnings }) => {
@@ -99,6 +103,10 @@ pub(super) fn execute(args: &Args, console: &Console) -> anyhow::Result<Verdict>
                 }
                 results.push(result);
             }
+            Err(error) if interrupt::is_interrupt(&error) => {
+                interrupt::tell_how_far(&error, console);
+                cut += 1;
+            }
             Err(error) => {
                 console.error(&error);
                 tally.unreadable += 1;
@@ -106,7 +114,11 @@ pub(super) fn execute(args: &Args, console: &Console) -> anyhow::Result<Verdict>
             }
         }
     }
+    let partial = partial(args, cut);
     if !args.files.json {
+        if let Some(partial) = partial {
+            console.print(&partial.heading(console))?;
+        }
         let mut out: String =
             results.iter().map(|result| text::verify(result, console.style())).collect();
         out.push_str(&text::verify_summary(tally, console.style()));
@@ -117,18 +129,39 @@ pub(super) fn execute(args: &Args, console: &Console) -> anyhow::Result<Verdict>
         }
         console.print(&out)?;
     } else if !results.is_empty() {
-        console.print(&json::one_or_many(&results, args.files.traces.len() == 1)?)?;
+        console.print(&shown_json(args, &results, partial)?)?;
     }
-    Ok(verdict)
+    Ok(told(partial, !results.is_empty(), console).unwrap_or(verdict))
+}
+
+/// What was done before Ctrl-C cut some files off.
+fn partial(args: &Args, cut: usize) -> Option<Partial> {
+    let all = args.files.traces.len();
+    (cut > 0).then_some(Partial { done: all - cut, all, part: "file" })
+}
+
+/// Tells of an interrupt, if there was one.
+fn told(partial: Option<Partial>, is_kept: bool, console: &Console) -> Option<Verdict> {
+    partial?.tell(is_kept, [], console);
+    Some(Verdict::Interrupted)
+}
+
+fn shown_json<T: Serialize>(
+    args: &Args,
+    results: &[T],
+    partial: Option<Partial>,
+) -> serde_json::Result<String> {
+    json::all_or_partial(results, args.files.traces.len() == 1, partial.is_some())
 }
 
 /// Predicts every recording that can be read.
 fn predict_all(args: &Args, console: &Console) -> anyhow::Result<Verdict> {
     // Costs bear on no decision.
-    let options = RunOptions::new(CostProfile::shipped("h200")?);
+    let options =
+        RunOptions { stop: interrupt::stop(), ..RunOptions::new(CostProfile::shipped("h200")?) };
     let mut verdict = Verdict::Good;
     let mut results = Vec::new();
-    let mut unreadable = 0;
+    let (mut unreadable, mut cut) = (0, 0);
     for (path, predicted) in args
         .files
         .traces
@@ -145,6 +178,10 @@ fn predict_all(args: &Args, console: &Console) -> anyhow::Result<Verdict> {
                 }
                 results.push(result);
             }
+            Err(error) if interrupt::is_interrupt(&error) => {
+                interrupt::tell_how_far(&error, console);
+                cut += 1;
+            }
             Err(error) => {
                 console.error(&error);
                 unreadable += 1;
@@ -152,12 +189,16 @@ fn predict_all(args: &Args, console: &Console) -> anyhow::Result<Verdict> {
             }
         }
     }
+    let partial = partial(args, cut);
     if !args.files.json {
+        if let Some(partial) = partial {
+            console.print(&partial.heading(console))?;
+        }
         console.print(&text::predictions(&results, unreadable, console.style()))?;
     } else if !results.is_empty() {
-        console.print(&json::one_or_many(&results, args.files.traces.len() == 1)?)?;
+        console.print(&shown_json(args, &results, partial)?)?;
     }
-    Ok(verdict)
+    Ok(told(partial, !results.is_empty(), console).unwrap_or(verdict))
 }
 
 fn for_each_file<T: Send>(
@@ -165,7 +206,7 @@ fn for_each_file<T: Send>(
     answer: impl Fn(&Path, Imported) -> anyhow::Result<T> + Sync,
 ) -> Vec<anyhow::Result<T>> {
     let progress = Progress::over(&args.files.traces, false);
-    let options = progress.read_options(args.files.gpu);
+    let options = ReadOptions { stop: interrupt::stop(), ..progress.read_options(args.files.gpu) };
     let answers = args.files.traces.par_iter().map(|path| {
         let answer = read(path, args, &options).and_then(|imported| answer(path, imported));
         progress.file_done();
@@ -198,7 +239,10 @@ fn predict(
         Some(_) => engine::predict(&imported.trace, options),
         None => Err(PredictError::NoRecording),
     };
-    let mut result = predicted.map_err(|error| anyhow::Error::msg(input::located(path, &error)))?;
+    let mut result = predicted.map_err(|error| {
+        let message = input::located(path, &error);
+        anyhow::Error::from(error).context(message)
+    })?;
     result.file = path.display().to_string();
     Ok((result, imported.warnings))
 }

@@ -1,7 +1,5 @@
 //! The baseline of a check: where it lies, what is in it, and what the command line adds.
 
-use std::fs::File;
-use std::io::Read as _;
 use std::path::{Component, Path, PathBuf};
 
 use anyhow::Context as _;
@@ -11,6 +9,12 @@ use crate::alloc::planned::with_files;
 use crate::alloc::spec::AllocSpec;
 use crate::cli::input;
 use crate::experiment::check::{Baseline, Entry, FigureName, Figures};
+
+/// Largest baseline in bytes: hundreds of thousands of entries.
+const BYTES_MAX: u64 = 256 << 20;
+/// What stands in a baseline's file.
+const EXPECTED: &str = "the JSON that `fraglab check --init` writes; traces are named inside it, or \
+                        given by --trace";
 
 /// The baseline that there is, or an empty one.
 pub(super) fn start(path: &Path, init: bool) -> anyhow::Result<Baseline> {
@@ -22,21 +26,11 @@ pub(super) fn start(path: &Path, init: bool) -> anyhow::Result<Baseline> {
         );
         return Ok(Baseline::default());
     }
-    let mut bytes = Vec::new();
-    let read = if input::is_stdio(path) {
-        std::io::stdin().read_to_end(&mut bytes)
-    } else {
-        File::open(path).and_then(|mut file| file.read_to_end(&mut bytes))
-    };
-    read.with_context(|| {
-        format!("{shown}: cannot be read; --init with --trace and --alloc writes a new baseline")
-    })?;
-    let text = String::from_utf8(bytes).map_err(|_| {
-        anyhow::anyhow!(
-            "{shown}: is no baseline: expected the JSON that `fraglab check --init` writes; traces \
-             are named inside it, or given by --trace"
-        )
-    })?;
+    anyhow::ensure!(
+        input::is_stdio(path) || path.exists(),
+        "{shown}: there is no such file: --init with --trace and --alloc writes a new baseline"
+    );
+    let text = input::read_text(path, BYTES_MAX, EXPECTED)?;
     let mut baseline = Baseline::parse(&text).with_context(|| shown.to_string())?;
     baseline.fraglab_version = Baseline::default().fraglab_version;
     Ok(baseline)

@@ -16,6 +16,7 @@ use baseline::{folder_of, new_entries, start};
 
 use super::Verdict;
 use super::console::{Console, one_line};
+use super::interrupt::{self, Partial, partial_path};
 use super::progress::Progress;
 use super::setup::{self, AllocList, parse_alloc_list, parse_size};
 use super::{input, named, output};
@@ -64,7 +65,8 @@ before, after, delta, delta_percent, place {event_index, phase, requested_bytes,
 failures {trace, case, message}.
 
 Exit codes: 0 good, 1 a figure regressed, 2 something could not be done: an entry could not be \
-checked, a file is missing.";
+checked, a file is missing, 130 interrupted: the baseline is left as it is, and what was checked \
+until then is told as partial, in check.partial.json for check.json.";
 
 /// What was typed.
 #[derive(Debug, clap::Args)]
@@ -170,6 +172,12 @@ struct OutputArgs {
 }
 
 impl OutputArgs {
+    /// Sends what was checked to files beside those that were named.
+    fn keep_partial(&mut self) {
+        let files = [&mut self.summary, &mut self.junit, &mut self.json];
+        files.into_iter().flatten().for_each(|path| *path = partial_path(path));
+    }
+
     fn paths(&self) -> impl Iterator<Item = &Path> {
         [&self.summary, &self.junit, &self.json].into_iter().flatten().map(PathBuf::as_path)
     }
@@ -269,15 +277,17 @@ impl Plan {
         named.iter().try_for_each(|entry| Job::new(entry, &folder).map(drop))
     }
 
-    fn check_places(&self) -> anyhow::Result<()> {
+    /// What is read and stays as it is.
+    fn inputs(&self) -> Vec<PathBuf> {
         let folder = folder_of(&self.path);
         let entries = self.entries().map(|(_, entry)| folder.join(&entry.trace));
-        let mut inputs: Vec<PathBuf> = entries.collect();
-        let own = if self.writes { Some(self.path.as_path()) } else { None };
-        if !self.writes {
-            inputs.push(self.path.clone());
-        }
-        output::check_places(&inputs, own.into_iter().chain(self.outputs.paths()))
+        let own = (!self.writes).then(|| self.path.clone());
+        entries.chain(own).collect()
+    }
+
+    fn check_places(&self) -> anyhow::Result<()> {
+        let own = self.writes.then_some(self.path.as_path());
+        output::check_places(&self.inputs(), own.into_iter().chain(self.outputs.paths()))
     }
 
     /// The entries to check.
@@ -316,6 +326,7 @@ impl Job {
             capacity_bytes: entry.capacity_bytes,
             limit_bytes: entry.limit_bytes,
             settings: entry.settings.clone(),
+            stop: interrupt::stop(),
             ..RunOptions::new(setup::profile(entry.profile.as_deref().unwrap_or("h200"))?)
         };
         setup::check_spec(&spec, &options, entry.capacity_bytes)?;
@@ -334,18 +345,26 @@ type Answer = anyhow::Result<EntryCheck>;
 pub(super) fn execute(args: Args, console: &Console) -> anyhow::Result<Verdict> {
     let mut plan = Plan::new(args)?;
     let (mut checks, mut failures) = (BTreeMap::new(), BTreeMap::new());
+    let mut cut = 0;
     for (places, answers) in check_all(&plan) {
         let failure = |place: usize, error: &anyhow::Error| {
             let Entry { trace, .. } = &plan.baseline.entries[place];
             let case = plan.baseline.entries[place].case();
             let file = folder_of(&plan.path).join(trace);
-            let message = without_file(&one_line(error), &file);
+            let message = match interrupt::is_interrupt(error) {
+                true => "not checked: interrupted".to_owned(),
+                false => without_file(&one_line(error), &file),
+            };
             EntryFailure { trace: trace.clone(), case, message }
         };
         match answers {
             // Told once, however many entries the trace has.
             Err(error) => {
-                console.error(&error);
+                if interrupt::is_interrupt(&error) {
+                    cut += places.len();
+                } else {
+                    console.error(&error);
+                }
                 failures.extend(places.into_iter().map(|place| (place, failure(place, &error))));
             }
             Ok(answers) => {
@@ -354,7 +373,12 @@ pub(super) fn execute(args: Args, console: &Console) -> anyhow::Result<Verdict> 
                         Ok(check) => drop(checks.insert(place, check)),
                         Err(error) => {
                             failures.insert(place, failure(place, &error));
-                            console.error(&error.context(plan.baseline.entries[place].name()));
+                            if interrupt::is_interrupt(&error) {
+                                cut += 1;
+                                interrupt::tell_how_far(&error, console);
+                            } else {
+                                console.error(&error.context(plan.baseline.entries[place].name()));
+                            }
                         }
                     }
                 }
@@ -376,7 +400,18 @@ pub(super) fn execute(args: Args, console: &Console) -> anyhow::Result<Verdict> 
     }
     let (checks, failures) = (checks.into_values().collect(), failures.into_values().collect());
     let report = CheckReport::new(checks, failures, updates);
-    write_all(&plan.outputs, &report, console)?;
+    let all = plan.chosen.len();
+    let partial = (cut > 0).then_some(Partial { done: all - cut, all, part: "check" });
+    if partial.is_some() {
+        plan.outputs.keep_partial();
+    }
+    write_all(&plan.outputs, &report, partial, console)?;
+    if let Some(partial) = partial {
+        partial.tell(partial.done > 0, plan.outputs.paths(), console);
+        return Ok(Verdict::Interrupted);
+    }
+    let kept = [plan.inputs(), vec![plan.path]].concat();
+    interrupt::remove_partial(&kept, plan.outputs.paths())?;
     Ok(match report.verdict {
         CheckVerdict::Passed => Verdict::Good,
         CheckVerdict::Regression => Verdict::No,
@@ -403,7 +438,12 @@ fn warn_of_refusal(check: &EntryCheck, console: &Console) {
     console.warn(Path::new(&check.trace), &text);
 }
 
-fn write_all(outputs: &OutputArgs, report: &CheckReport, console: &Console) -> anyhow::Result<()> {
+fn write_all(
+    outputs: &OutputArgs,
+    report: &CheckReport,
+    partial: Option<Partial>,
+    console: &Console,
+) -> anyhow::Result<()> {
     if let Some(path) = &outputs.summary {
         output::save_text(path, &text::check_markdown(report), console)?;
     }
@@ -411,9 +451,12 @@ fn write_all(outputs: &OutputArgs, report: &CheckReport, console: &Console) -> a
         output::save_text(path, &junit::check_junit(report), console)?;
     }
     if let Some(path) = &outputs.json {
-        output::save_text(path, &json::pretty(report)?, console)?;
+        output::save_text(path, &json::pretty_or_partial(report, partial.is_some())?, console)?;
     }
     if !outputs.quiet && !outputs.paths().any(input::is_stdio) {
+        if let Some(partial) = partial {
+            console.print(&partial.heading(console))?;
+        }
         console.print(&text::check(report, console.style()))?;
     }
     Ok(())

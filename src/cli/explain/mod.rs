@@ -15,11 +15,12 @@ use anyhow::Context as _;
 use super::Verdict;
 use super::console::Console;
 use super::input;
+use super::limits::limits;
 use super::output;
 use super::progress::Progress;
 use super::setup::{SetupArgs, parse_size};
-use crate::import::{MemoryText, open_input};
-use crate::trace::{Input, TraceFormat, is_text_trace, read_text};
+use crate::import::MemoryText;
+use crate::trace::{Input, TraceFormat, is_text_trace, read_text_within};
 use crate::units::Bytes;
 
 const AFTER_HELP: &str = "\
@@ -102,7 +103,7 @@ const TEXT_BYTES_MAX: u64 = 256 << 20;
 pub(super) fn execute(args: &Args, console: &Console) -> anyhow::Result<Verdict> {
     output::check_places(std::slice::from_ref(&args.file), args.json.as_deref().into_iter())?;
     let progress = Progress::over(std::slice::from_ref(&args.file), args.quiet);
-    let input = open_input(&args.file, &progress.read_options(args.gpu))?;
+    let input = input::open(&args.file, &progress.read_options(args.gpu))?;
     match told(&args.file, input, TEXT_BYTES_MAX)? {
         Told::Text(text) => {
             drop(progress);
@@ -142,19 +143,21 @@ fn told(path: &Path, mut input: Input, text_bytes_max: u64) -> anyhow::Result<To
             Bytes(text_bytes_max)
         );
         let whole = Cursor::new(bytes).chain(input.reader);
-        return Ok(Told::Trace(Input::from_reader(path, Box::new(whole))?));
+        let input = Input::from_reader(path, Box::new(whole))?;
+        return Ok(Told::Trace(input.within(&limits())));
     }
     let text = MemoryText::decode(&bytes);
     let found = MemoryText::read(&text);
     // A trace in text form may quote a message in a comment.
-    if !found.is_empty() && read_text(&text).is_err() {
+    if !found.is_empty() && read_text_within(&text, &limits()).is_err() {
         return Ok(Told::Text(Box::new(found)));
     }
     let is_json = matches!(input.format(), Ok(TraceFormat::NativeJson));
     if !is_json && !input.is_memory_timeline() && !is_text_trace(&text) {
         anyhow::bail!("{}: {}", path.display(), MemoryText::EXPECTED);
     }
-    Ok(Told::Trace(Input::from_reader(path, Box::new(Cursor::new(bytes)))?))
+    let input = Input::from_reader(path, Box::new(Cursor::new(bytes)))?;
+    Ok(Told::Trace(input.within(&limits())))
 }
 
 /// Whether the beginning allows for a text about memory.
