@@ -546,7 +546,9 @@ mod errors {
         let binary = folder.path("trace.zst");
         fs::write(&binary, [0x28, 0xb5, 0x2f, 0xfd, 0x80, 0xff]).expect("written");
         let line = assert_one_error(&check(&binary, &[]));
-        assert!(line.contains("is no baseline: expected the JSON that `fraglab check --init`"));
+        assert!(
+            line.contains("is no text in UTF-8: expected the JSON that `fraglab check --init`")
+        );
         let output = check(&path, &["--tolerance-percent", "-1"]);
         assert_code(&output, 2);
         assert!(stderr(&output).contains("expected a number from 0 up"), "{}", stderr(&output));

@@ -1630,7 +1630,8 @@ Thread,Time,Action,Pointer,Size,Stream
 #[test]
 fn an_rmm_log_becomes_a_trace_with_streams_and_refusals() {
     let Imported { trace, warnings } =
-        import_rmm_csv(Path::new("logs/rmm.dev0.csv"), RMM.as_bytes()).unwrap();
+        import_rmm_csv(Path::new("logs/rmm.dev0.csv"), RMM.as_bytes(), &ReadOptions::default())
+            .unwrap();
     assert_eq!(
         ops(&trace),
         [Op::Alloc(B0), Op::Alloc(B1), Op::Attempt(B2), Op::Free(B0), Op::Free(B1)]
@@ -1670,7 +1671,11 @@ fn rmm_errors_name_line_and_field() {
         let error = read_rmm_csv(log.as_bytes()).expect_err(row).to_string();
         assert!(error.starts_with(expected), "{error}\nshould begin {expected}");
     }
-    let error = import_rmm_csv(Path::new("a.csv"), b"Event Type,Device ID\n".as_slice());
+    let error = import_rmm_csv(
+        Path::new("a.csv"),
+        b"Event Type,Device ID\n".as_slice(),
+        &ReadOptions::default(),
+    );
     let error = error.expect_err("another header").to_string();
     assert!(error.starts_with("a.csv: line 1: the header \"Event Type,Device ID\""), "{error}");
 }

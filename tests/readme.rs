@@ -197,3 +197,31 @@ fn the_ratios_show_what_is_printed() {
     assert_eq!(printed[begin..].lines().count(), 11, "as many lines as `tail` is asked for");
     assert!(readme.contains(&printed[begin..]), "README.md lacks:\n{}", &printed[begin..]);
 }
+
+/// What is shown of a fleet is what its commands print, where it is not cut.
+#[test]
+fn the_fleet_shows_what_is_printed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let ranks = folder.path().join("ranks");
+    let place = ranks.join("rank{rank}.json.zst");
+    let text = |path: &Path| path.to_str().expect("a path").to_owned();
+    let job = "traces/models/llama-1b-varlen.toml";
+    printed(&["gen", job, "--ranks", "12", "--set", "train.steps=8", "-o", &text(&place)]);
+    let out = text(&folder.path().join("out"));
+    let allocators = "caching,expandable,caching+roundup_power2_divisions=4";
+    let fleet =
+        printed(&["experiment", &text(&ranks), "--alloc", allocators, "-o", &out, "--fresh"]);
+    let table = printed(&["info", "--all", &text(&ranks)]);
+    let readme = std::fs::read_to_string(root().join("README.md")).expect("ships");
+    let chapter = readme.split("\n## A fleet of ranks\n").nth(1).expect("the chapter");
+    let shown = chapter.split("\n**However many.**").next().expect("its beginning");
+    let blocks: Vec<&str> = shown.split("```").skip(1).step_by(2).collect();
+    let lines = blocks.iter().flat_map(|block| block.lines().skip(1));
+    let mut count = 0;
+    for line in lines.filter(|line| !line.starts_with("$ ") && *line != "[...]") {
+        let is_printed = fleet.lines().chain(table.lines()).any(|printed| printed == line);
+        assert!(is_printed, "README.md has a line that is not printed: {line}");
+        count += 1;
+    }
+    assert!(count > 30, "{count}");
+}

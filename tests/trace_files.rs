@@ -6,10 +6,11 @@ use std::path::Path;
 
 use fraglab::report::text::FileFacts;
 use fraglab::trace::{
-    BLOCK_BYTES_MAX, Compression, Event, History, Input, InvalidTrace, NativeError, Op, OutputFile,
-    Pool, PoolKind, Recording, Role, SourceKind, StartBlock, StartLayout, StartSegment, StartState,
-    StartStats, TEXT_EVENTS_MAX, TextError, Trace, TraceFormat, WriteTraceError, read_native,
-    read_text, stats, validate, write_native, write_text, write_trace,
+    BLOCK_BYTES_MAX, Compression, EVENTS_MAX_DEFAULT, Event, History, Input, InvalidTrace,
+    NativeError, Op, OutputFile, Pool, PoolKind, Recording, Role, SourceKind, StartBlock,
+    StartLayout, StartSegment, StartState, StartStats, TextError, Trace, TraceFormat,
+    WriteTraceError, read_native, read_text, stats, validate, write_native, write_text,
+    write_trace,
 };
 use fraglab::units::{BlockId, MIB, PhaseId, PoolId, SettingsId, StreamId};
 use proptest::prelude::*;
@@ -768,9 +769,16 @@ fn an_error_shows_its_line_with_a_caret() {
 fn repeat_bombs_are_refused_before_they_fill_the_memory() {
     let bomb = format!("{}empty_cache\n{}", "repeat 10000\n".repeat(16), "end\n".repeat(16));
     let error = text_error(&bomb);
-    assert_eq!((error.line, error.column), (20, 1), "the third repeat out passes 10^8: {error}");
-    assert!(error.message.contains("line 14") && error.message.contains("100000000"), "{error}");
-    let error = text_error(&format!("repeat {}\nempty_cache\nend", TEXT_EVENTS_MAX + 1));
+    assert_eq!(
+        (error.line, error.column),
+        (20, 1),
+        "the third repeat out passes 2 * 10^8: {error}"
+    );
+    assert!(
+        error.message.contains("line 14") && error.message.contains("no trace has more than 4,294"),
+        "{error}"
+    );
+    let error = text_error(&format!("repeat {}\nempty_cache\nend", EVENTS_MAX_DEFAULT + 1));
     assert_eq!((error.line, error.column), (3, 1));
     // Turns without events take no time.
     let empty = format!("{}{}", "repeat 18446744073709551615\n".repeat(16), "end\n".repeat(16));

@@ -97,6 +97,7 @@ fn header(seed: u64, text: bool) -> Header {
         SourceKind::StallocLog,
         SourceKind::Text,
         SourceKind::Generated,
+        SourceKind::Merged,
     ];
     let policies = [AddressPolicy::Ascending, AddressPolicy::Recorded, AddressPolicy::Chunks];
     Header {

@@ -90,7 +90,7 @@ proptest! {
         let one = solved(&problem, &options);
         // The same again, on any number of threads.
         prop_assert_eq!(&one, &solved(&problem, &options));
-        prop_assert_eq!(&one, &solved(&problem, &SolveOptions { threads: 3, ..options }));
+        prop_assert_eq!(&one, &solved(&problem, &SolveOptions { threads: 3, ..options.clone() }));
         solved(&problem, &SolveOptions { planner: Planner::GreedyBySize, ..options });
     }
 
