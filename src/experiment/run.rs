@@ -24,9 +24,8 @@ use crate::alloc::planned;
 use crate::alloc::spec::{AllocSpec, SpecError};
 use crate::device::{CostProfile, DeviceCall, GRANULARITY_BYTES, ProfileError};
 use crate::engine::{self, CapacitySearch, CompareCell, Compared, Prepared, RunError, RunOptions};
-use crate::import::{ImportError, ReadOptions, read_input, read_trace, trace_name};
-use crate::trace::{Input, Limits, Trace, write_native};
-use crate::units::Stop;
+use crate::import::{ImportError, ReadOptions, input_of, read_input, read_trace, trace_name};
+use crate::trace::{Limits, Trace, write_native};
 use crate::workload::{generate, read_job_within, write_job};
 
 /// Files up to this size are read in one go, hashed, and parsed from memory; larger ones are read
@@ -142,6 +141,8 @@ impl<'a> CellRunner<'a> {
             write!(key, "{:?} {:?} {:?}", plan.plan, plan.cross, plan.intra)?;
             named.insert(("plan", name.as_str()), key.key());
         }
+        // One wish for reading and replaying.
+        let read = ReadOptions { stop: options.stop.clone(), ..read };
         Ok(CellRunner { store, program, options, read, named })
     }
 
@@ -327,7 +328,7 @@ impl<W: Fn(Step<'_>) + Sync> Work<'_, W> {
         if missing.is_empty() {
             return Ok(());
         }
-        let (trace, warnings) = content.trace(&runner.read, &runner.options.stop)?;
+        let (trace, warnings) = content.trace(&runner.read)?;
         outcome.warnings = warnings;
         let options = runner.options_of(&missing, cells, &trace);
         let prepared: BTreeMap<&String, Result<Prepared<'_>, &ProfileError>> = options
@@ -479,7 +480,7 @@ fn truth_beside(path: &Path) -> Result<Option<Vec<u8>>, TraceError> {
 
 impl Content<'_> {
     /// The trace, and what should be known of it.
-    fn trace(self, read: &ReadOptions, stop: &Stop) -> Result<(Trace, Vec<String>), TraceError> {
+    fn trace(self, read: &ReadOptions) -> Result<(Trace, Vec<String>), TraceError> {
         let path = self.source.path();
         let imported = match self.made_of {
             MadeOf::Job(job) => {
@@ -488,29 +489,12 @@ impl Content<'_> {
                 return Ok((trace, Vec::new()));
             }
             MadeOf::Bytes(bytes) => {
-                let bytes = Stoppable { bytes: Cursor::new(bytes), stop: stop.clone() };
-                let input = Input::from_reader(path, Box::new(bytes));
-                let input = input.map_err(ImportError::from)?.within(&read.limits);
-                read_input(path, input, read)?
+                let input = input_of(path, Box::new(Cursor::new(bytes)), read);
+                read_input(path, input.map_err(ImportError::from)?, read)?
             }
             MadeOf::LargeFile => read_trace(path, read)?,
         };
         Ok((imported.trace, imported.warnings))
-    }
-}
-
-/// Bytes that end with an error when somebody asks to stop.
-struct Stoppable {
-    bytes: Cursor<Vec<u8>>,
-    stop: Stop,
-}
-
-impl Read for Stoppable {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        if self.stop.is_asked() {
-            return Err(io::Error::other("interrupted"));
-        }
-        self.bytes.read(buffer)
     }
 }
 

@@ -371,6 +371,18 @@ pub fn open_input(path: &Path, options: &ReadOptions) -> Result<Input, FileError
         let file = File::open(path);
         Box::new(file.map_err(|source| FileError { path: path.display().to_string(), source })?)
     };
+    input_of(path, raw, options)
+}
+
+/// An input of bytes from anywhere, as [`open_input`] gives it for a file; `path` names it.
+///
+/// # Errors
+/// If its beginning cannot be read or decompressed.
+pub fn input_of(
+    path: &Path,
+    raw: Box<dyn Read + Send>,
+    options: &ReadOptions,
+) -> Result<Input, FileError> {
     let (progress, stop) = (options.progress.clone(), options.stop.clone());
     let input = Input::from_reader(path, Box::new(Watched { raw, progress, stop }))?;
     Ok(input.within(&options.limits))
